@@ -214,6 +214,9 @@ class SamplingParams:
         thinking_token_budget: most tokens of the output's thoughts, without their marks; None, or -1 as in vLLM, = no
             limit. After that many the closing mark comes, whatever the model would have said, but never within a call.
             All thoughts of an output share them, and those of a thought that the prompt begins count.
+        reasoning_end_str: the text that comes before that closing mark, as "I have to answer now."; or all that comes,
+            with the mark in it, as in vLLM's setting of this name. It does not count to the budget, comes once in a
+            thought, and is left out where a grammar forbids it. None = the mark alone.
         reasoning_parser: the format by which thinking_token_budget finds thoughts, of those of ``--reasoning-parser``;
             None = the one that the model's chat template renders.
         tool_parser: the format by which it finds calls, of those of ``--tool-parser``, or "none"; None as above.
@@ -250,6 +253,7 @@ class SamplingParams:
         None, optional(instance(StructuredOutputsParams, "StructuredOutputsParams")), "edit"
     )
     thinking_token_budget: int | None = parameter(None, optional(_thought_budget), "edit")
+    reasoning_end_str: str | None = parameter(None, optional(_text), "edit")
     reasoning_parser: str | None = parameter(None, optional(_text), "edit")
     tool_parser: str | None = parameter(None, optional(_text), "edit")
     output_kind: RequestOutputKind = parameter(
@@ -271,7 +275,7 @@ class SamplingParams:
             values[name] = each.check(name, values[name])
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
-        for name in ("reasoning_parser", "tool_parser"):
+        for name in ("reasoning_end_str", "reasoning_parser", "tool_parser"):
             if values[name] is not None and self.thinking_token_budget is None:
                 raise ValueError(f"{name}={shown(values[name])} needs thinking_token_budget, for which it is")
         if self.stop and not self.detokenize:

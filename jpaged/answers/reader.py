@@ -472,6 +472,9 @@ class AnswerReader:
             waits |= found is not None
         if waits:
             return False
+        if not self._is_first and not self._begun.strip():  # white space after a call, and no call after that
+            self._begun, self._step = "", self._between
+            return True
         self._say(self._begun, parts)
         self._begun, self._step = "", self._text
         return True
@@ -492,8 +495,13 @@ class AnswerReader:
             call.show(self._marks.decoded(text), parts)
             return self._break(call, parts)
         if state == "done":
-            call.last = text
-            self._step = self._end_of_call if call.pattern.calls.notation.ends_itself else self._strict_tail
+            if call.pattern.calls.notation.ends_itself:
+                call.last, self._step = text, self._end_of_call
+                return True
+            # All but the end is shown before the mark comes, however the text is cut; of "{}" that is nothing.
+            end = 0 if text == "{}" else len(text) - 1
+            call.show(self._marks.decoded(text[:end]), parts)
+            call.last, self._step = text[end:], self._strict_tail
             return True
         call.show(self._marks.decoded(text), parts)
         return False

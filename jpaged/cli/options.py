@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -20,6 +21,7 @@ from jpaged.answers.response_template import RESPONSE_TEMPLATE, format_of_templa
 from jpaged.answers.rows import thought_formats, tool_formats
 from jpaged.config import EngineConfig
 from jpaged.short_values import with_short_values
+from jpaged.validation import shown
 from jpaged.vllm_compat import missing_flag
 from jpaged.vllm_names import COMMANDS
 
@@ -32,7 +34,12 @@ THOUGHT_HELP = (
     "Format of its thoughts, which are split off the answer; default: the one that its chat template renders; none: "
     f"they stay text. One of {', '.join(thought_formats())}."
 )
+THOUGHT_END_HELP = (
+    'JSON with the text that ends thoughts without tokens left: {"reasoning_end_str": "I have to answer.\\n</think>"}. '
+    "Default: their closing mark alone."
+)
 _FLAG_NAMES = {
+    "reasoning_end_str": "reasoning_config",
     "tls_certificate": "ssl_certfile",
     "tls_key": "ssl_keyfile",
     "max_waiting": "max_waiting_requests",
@@ -227,6 +234,26 @@ def check_otel_extra() -> None:
 def given_format(name: str | None) -> str | None:
     """Return the row that ``--tool-parser`` or ``--reasoning-parser`` names; None: none, or one is to be found."""
     return None if name == NO_FORMAT else name
+
+
+def end_of_thoughts(config: str | None) -> str | None:
+    """Return the text that ``--reasoning-config`` gives; None: none.
+
+    Raises:
+        ValueError: it is no JSON object with that text alone.
+    """
+    if config is None:
+        return None
+    said = f"reasoning_config={shown(config)}"
+    try:
+        given = json.loads(config)
+    except ValueError as error:
+        raise ValueError(f"{said} is no JSON: {error}") from error
+    if not isinstance(given, dict) or not isinstance(given.get("reasoning_end_str"), str):
+        raise ValueError(f'{said} must be an object with a text, {{"reasoning_end_str": "..."}}')
+    if more := sorted(given.keys() - {"reasoning_end_str"}):
+        raise ValueError(f"{said} has {', '.join(more)}: --reasoning-parser names the format, which has its marks")
+    return str(given["reasoning_end_str"])
 
 
 def found_formats(tokenizer: Any, tool_parser: str | None, reasoning_parser: str | None) -> dict[str, Any]:

@@ -10,12 +10,14 @@ import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import (
+    THOUGHT_END_HELP,
     THOUGHT_HELP,
     TOOL_HELP,
     Model,
     bad_parameters,
     check_place,
     check_serve_extra,
+    end_of_thoughts,
     found_formats,
     given_format,
 )
@@ -38,6 +40,7 @@ def run_batch(
     ),
     tool_parser: Annotated[str | None, typer.Option(help=TOOL_HELP)] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help=THOUGHT_HELP)] = None,
+    reasoning_config: Annotated[str | None, typer.Option(help=THOUGHT_END_HELP)] = None,
     *,
     engine: EngineOptions,
 ) -> None:
@@ -63,6 +66,7 @@ def run_batch(
             model=served_model_name or model,
             tool_parser=given_format(tool_parser),
             reasoning_parser=given_format(reasoning_parser),
+            reasoning_end_str=end_of_thoughts(reasoning_config),
         )
         claim = claim_file(answers_file)  # before it is read: another run appends to it
     with claim:

@@ -14,11 +14,13 @@ import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import (
+    THOUGHT_END_HELP,
     THOUGHT_HELP,
     TOOL_HELP,
     bad_parameters,
     check_otel_extra,
     check_serve_extra,
+    end_of_thoughts,
     found_formats,
     given_format,
 )
@@ -61,6 +63,7 @@ def serve(
     drain_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to end requests after SIGTERM.")] = 30.0,
     tool_parser: Annotated[str | None, typer.Option(help=TOOL_HELP)] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help=THOUGHT_HELP)] = None,
+    reasoning_config: Annotated[str | None, typer.Option(help=THOUGHT_END_HELP)] = None,
     state_dir: Annotated[
         Path | None, typer.Option(help="Folder of the saved state, from which a restarted server continues.")
     ] = None,
@@ -155,6 +158,7 @@ def serve(
             max_stored_responses=max_stored_responses,
             tool_parser=given_format(tool_parser),
             reasoning_parser=given_format(reasoning_parser),
+            reasoning_end_str=end_of_thoughts(reasoning_config),
             state_dir=state_dir,
             save_every=30.0 if save_every is None else save_every,
             otlp_traces_endpoint=otlp_traces_endpoint,

@@ -20,6 +20,7 @@ from jpaged.execution import Runner
 from jpaged.memory import EventLog, MemoryManager
 from jpaged.memory.hash_chain import last_end
 from jpaged.scheduling import Request, Scheduler, Status
+from jpaged.scheduling.constrained import wait_for_mask
 
 
 class Engine:
@@ -227,6 +228,8 @@ class Engine:
             while replica.in_flight and replica.in_flight[0] is not newest:
                 self._read_back(replica)
         self._start_draws()
+        if not any(step.chunks or step.work for step in scheduled) and not any(r.in_flight for r in self.replicas):
+            wait_for_mask(replica.scheduler.constrained for replica in self.replicas)
         for replica, request in list(self._with_breakpoints):
             if request.first_token_time is not None:
                 self.prefixes.keep_breakpoints(replica, request)

@@ -11,8 +11,8 @@ from jpaged.scheduling.request import Request, Sequence, Stop, end_of
 from jpaged.scheduling.speculation.base import StepCosts, best_length
 from jpaged.scheduling.step import ScheduledStep
 
-_LONGEST_WAIT = 0.05
-"""Seconds after which the engine looks up from an idle wait for a mask: a signal or an abort may have come."""
+_LONGEST_WAIT = 0.005
+"""Seconds after which an idle wait for a mask ends: a signal, an abort or a new request may have come."""
 
 
 class Constrained:
@@ -75,13 +75,10 @@ class Constrained:
             self._begun.pop(seq).result()
             seq.awaits_mask = False
 
-    def wait(self) -> None:
-        """Wait for a mask where nothing else can be done."""
-        wait(self._begun.values(), _LONGEST_WAIT, FIRST_COMPLETED)
-
     @property
-    def awaits_masks(self) -> bool:
-        return bool(self._begun)
+    def being_made(self) -> list[Future[None]]:
+        """Return the masks that are made in a thread."""
+        return list(self._begun.values())
 
     def let_go(self, sequences: Iterable[Sequence]) -> None:
         """Forget sequences that ended."""
@@ -123,6 +120,14 @@ class Constrained:
         """Make the masks after all runs that were appended, in one call."""
         ran, self._ran = self._ran, {}
         _make(ran.values())
+
+
+def wait_for_mask(replicas: Iterable[Constrained]) -> None:
+    """Wait for a moment, or until one of the masks that are made for any replica is there.
+
+    Call it where no replica can do anything else: those that share a step wait for each other.
+    """
+    wait([made for each in replicas for made in each.being_made], _LONGEST_WAIT, FIRST_COMPLETED)
 
 
 def _make(several: Iterable[TokenRules]) -> None:

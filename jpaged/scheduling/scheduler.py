@@ -184,13 +184,6 @@ class Scheduler:
         would cost as much, and the sequence would run in every other step only.
         """
         self.constrained.begin_step()
-        step = self._schedule()
-        is_idle = not (step.chunks or step.work or any(seq.num_pending for r in self.running for seq in r.sequences))
-        if is_idle and self.constrained.awaits_masks:
-            self.constrained.wait()
-        return step
-
-    def _schedule(self) -> ScheduledStep:
         if self.speculation is not None and any(
             s.needs_host and s.num_pending for r in self.running for s in r.sequences if s.finish_reason is None
         ):

@@ -198,8 +198,8 @@ class Serving:
             ApiError: the turn needs a feature that the server or the model lacks.
         """
         settings = self.settings
-        parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
-        return TurnForm(turn, self.engine.tokenizer, **parsers)
+        names = ("tool_parser", "reasoning_parser", "reasoning_end_str")
+        return TurnForm(turn, self.engine.tokenizer, **{name: getattr(settings, name) for name in names})
 
     async def rendered(self, form: TurnForm, *, counts: bool = False) -> Mapping[str, Any]:
         """Return the prompt of a conversation's next turn.

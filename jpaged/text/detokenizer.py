@@ -156,6 +156,7 @@ class IncrementalDecoder:
         self._skip = skip_special_tokens
         self.spans: list[TokenSpan] = []
         self._num_given = 0  # characters of the pieces so far
+        self._num_placed = 0  # spans that `push_placed` has returned
         self._added = _added_tokens(self._backend)
         joined = not (skip_special_tokens or spaces_between_special_tokens)
         self._joined = self._added if joined else frozenset()
@@ -187,6 +188,18 @@ class IncrementalDecoder:
         text = self._settled_by(token)
         self._num_given += len(text)
         return text
+
+    def push_placed(self, token: int) -> tuple[str, list[TokenSpan]]:
+        """Take one more token; return the text that it settles, and where in that text added tokens stand."""
+        before = self._num_given
+        text = self.push(token)
+        placed = []
+        for start, end, added in self.spans[self._num_placed :]:
+            if end > self._num_given:  # its text is held back
+                break
+            placed.append(TokenSpan(start - before, end - before, added))
+        self._num_placed += len(placed)
+        return text, placed
 
     def _settled_by(self, token: int) -> str:
         piece = self._backend.id_to_token(token)

@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,6 +115,28 @@ class _Counted(NamedTuple):
     place: Place
 
 
+class ReadMedia:
+    """What a conversation has besides text, read when its tokens are first needed and kept for each of its beginnings.
+
+    Args:
+        read: reads it.
+    """
+
+    def __init__(self, read: Callable[[], list[_Counted]]) -> None:
+        self._read = read
+
+    @cached_property
+    def kinds(self) -> list[_Counted]:
+        return self._read()
+
+    def beginning(self, text: str) -> str:
+        """Return a beginning of the conversation's text in which each image and video has the text of its tokens."""
+        for kind in self.kinds:
+            there = text.count(kind.placeholder.text)
+            text = fill_text(text, kind.placeholder, kind.expansions[:there])
+        return text
+
+
 class ImageInputs:
     """Makes a model's `PromptItem`s; any number of threads may do so at once.
 
@@ -208,6 +230,7 @@ class ImageInputs:
         salt: str | None = None,
         *,
         prepare: bool = True,
+        known: ReadMedia | None = None,
     ) -> tuple[list[int], tuple[PromptItem, ...]]:
         """Return the ids of a prompt of text, in which each image and video has its tokens, and their items.
 
@@ -216,15 +239,21 @@ class ImageInputs:
             salt: what was prepared under another one is prepared again, so that timing reveals no other
                 client's images.
             prepare: False leaves out the images.
+            known: `media`, perhaps read before; None = they are read here.
 
         Raises:
             ValueError: see `_read`; or the text has more or fewer placeholders than there are images.
         """
-        kinds = self._counted(media)
+        kinds = (known or self.reading(media)).kinds
         for kind in kinds:
             text = fill_text(text, kind.placeholder, kind.expansions)
         ids = encode(text)
         return ids, _placed_in(ids, kinds, salt, prepare=prepare)
+
+    def reading(self, media: Media) -> ReadMedia:
+        """Return what a prompt has besides text, to be read once for all its beginnings; `kinds` raises what `of_text`
+        does."""
+        return ReadMedia(partial(self._counted, media))
 
     def of_ids(
         self, ids: Sequence[int], media: Media, salt: str | None = None

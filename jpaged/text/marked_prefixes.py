@@ -27,7 +27,7 @@ _NEXT = {"role": "user", "content": "."}
 
 
 def breakpoints_at(
-    marks: Sequence[MarkedPrefix], render: Callable[[Messages], str], count: Callable[[str, Messages], int], text: str
+    marks: Sequence[MarkedPrefix], render: Callable[[Messages], str], count: Callable[[str], int], text: str
 ) -> list[dict[str, Any]]:
     """Return a prompt's `cache_breakpoints`, in order; marks without a token before them are left out.
 
@@ -36,8 +36,7 @@ def breakpoints_at(
 
     Args:
         render: renders messages, without the beginning of an answer; raises ValueError where the template refuses them.
-        count: returns how many tokens of the prompt are within its first characters, which are given, and those
-            messages.
+        count: returns how many tokens of the prompt are within its first characters, which are given.
         text: the prompt.
     """
     found: dict[int, float] = {}
@@ -51,7 +50,7 @@ def breakpoints_at(
                 continue
         if rendered is None:
             continue
-        position = count(common_beginning(text, rendered), each)
+        position = count(common_beginning(text, rendered))
         if position:
             found[position] = max(seconds, found.get(position, 0.0))
     return [{"position": position, "seconds": seconds} for position, seconds in sorted(found.items())]
@@ -77,9 +76,6 @@ def tokens_before(tokenizer: Any, text: str, end: int, token_ids: Sequence[int])
             begin = len(token_ids) - len(rest)
             if begin >= 0 and list(token_ids[begin:]) == rest:
                 return begin
-        return common_tokens(tokenizer.encode(text[:end], add_special_tokens=False), token_ids)
-
-
-def common_tokens(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two prompts have in common at their beginnings."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+        head = tokenizer.encode(text[:end], add_special_tokens=False)
+    pairs = enumerate(zip(head, token_ids, strict=False))
+    return next((i for i, (one, other) in pairs if one != other), min(len(head), len(token_ids)))

@@ -10,9 +10,9 @@ from typing import Any, cast
 from jpaged.cache_retention import CacheRetention, after_cut, read_retention
 from jpaged.scheduling.inputs import PromptItem
 from jpaged.text.chat_template import ChatOptions, Messages, media_in, templated
-from jpaged.text.images import ImageInputs, Media
+from jpaged.text.images import ImageInputs, Media, ReadMedia
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded
-from jpaged.text.marked_prefixes import MarkedPrefix, breakpoints_at, common_tokens, tokens_before
+from jpaged.text.marked_prefixes import MarkedPrefix, breakpoints_at, tokens_before
 from jpaged.text.message_ends import message_ends
 from jpaged.text.tokenizer_errors import errors_of
 from jpaged.validation import boolean, check_unicode, integer, whole
@@ -96,6 +96,7 @@ def parse_prompt(
     prepare: bool = True,
     bound: TokenBound | None = None,
     keeps_ends: bool = False,
+    known: ReadMedia | None = None,
 ) -> ParsedPrompt:
     """Any form of a prompt as token ids. Of a mapping with text and ids, the ids are used and the text is only echoed.
 
@@ -105,6 +106,7 @@ def parse_prompt(
             None = there is none. Prompts that are a little longer are returned.
         keeps_ends: whether a conversation's prompt names the ends of its messages, where layers may keep a state.
         prepare: False leaves out the images of a text, which has their tokens all the same.
+        known: the images and videos, perhaps read before; None = they are read here.
 
     Raises:
         ValueError: a mapping lacks what it needs or has more than that, ids are no integers, text has no tokenizer,
@@ -126,6 +128,7 @@ def parse_prompt(
                 add_special_tokens=False,
                 prepare=prepare,
                 bound=bound,
+                known=known,
             )
         made = parse_prompt(said["prompt"], tokenizer, tokenization, add_special_tokens=False, bound=bound)
         if keeps_ends:
@@ -166,7 +169,7 @@ def parse_prompt(
             def encode(text: str) -> list[int]:
                 return encode_bounded(tokenizer, text, special, uncut)
 
-            ids, placed = images.of_text(cast(str, text), media, encode, salt, prepare=prepare)
+            ids, placed = images.of_text(cast(str, text), media, encode, salt, prepare=prepare, known=known)
         else:
             ids = encode_bounded(tokenizer, cast(str, text), special, bound)
     try:
@@ -263,14 +266,15 @@ def chat_prompt(
         ValueError: as `templated`, or an image cannot be used.
     """
     tokenization = Tokenization(add_special_tokens=add_special_tokens)
+    images, given = images or ImageInputs(), media_in(conversation.messages)
+    media = images.reading(Media.of(given, conversation.mm_processor_kwargs)) if given else None
     parsed = parse_prompt(
-        conversation, tokenizer, tokenization, images, prepare=False, bound=bound, keeps_ends=keeps_ends
+        conversation, tokenizer, tokenization, images, prepare=False, bound=bound, keeps_ends=keeps_ends, known=media
     )
     prompt: dict[str, Any] = {"prompt": parsed.text, "prompt_token_ids": parsed.token_ids}
     if parsed.prefix_ends:
         prompt["prefix_ends"] = list(parsed.prefix_ends)
-    given = media_in(conversation.messages)
-    if marks and (kept := _breakpoints(conversation, marks, tokenizer, images or ImageInputs(), parsed)):
+    if marks and (kept := _breakpoints(conversation, marks, tokenizer, images, media, parsed)):
         prompt["cache_breakpoints"] = kept
     return {**prompt, **_besides_text(conversation, given)} if given else prompt
 
@@ -280,6 +284,7 @@ def _breakpoints(
     marks: Sequence[MarkedPrefix],
     tokenizer: Any,
     images: ImageInputs,
+    media: ReadMedia | None,
     parsed: ParsedPrompt,
 ) -> list[dict[str, Any]]:
     text, ids = parsed.text or "", parsed.token_ids
@@ -289,15 +294,11 @@ def _breakpoints(
     def render(messages: Messages) -> str:
         return templated(messages, tokenizer, alone, items)
 
-    def count(begin: str, messages: Messages) -> int:
-        if not items:
-            return tokens_before(tokenizer, text, len(begin), ids)
-        prompt = {"prompt": begin, **_besides_text(conversation, media_in(messages))}
-        try:
-            head = parse_prompt(prompt, tokenizer, images=images, add_special_tokens=False, prepare=False)
-        except ValueError:  # what both texts begin with lacks an image
-            return 0
-        return common_tokens(head.token_ids, ids)
+    whole = text if media is None else media.beginning(text)
+
+    def count(begin: str) -> int:
+        end = len(begin if media is None else media.beginning(begin))
+        return tokens_before(tokenizer, whole, end, ids)
 
     return breakpoints_at(marks, render, count, text)
 

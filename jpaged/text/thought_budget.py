@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.answers.bound import BoundFormat, format_of
-from jpaged.answers.parts import TokenSpan
 from jpaged.answers.reader import AnswerReader
 from jpaged.answers.rows import thought_formats, tool_formats
 from jpaged.sampling_params import SamplingParams
@@ -23,7 +22,7 @@ from jpaged.scheduling import Request
 from jpaged.scheduling.hooks import Masks, TokenRules
 from jpaged.text.answer_choice import Choice, chosen_formats
 from jpaged.text.detokenizer import IncrementalDecoder
-from jpaged.validation import one_of
+from jpaged.validation import one_of, shown
 
 _SEEN = 64
 """Characters of the text before a thought in which the mark that began it is looked for."""
@@ -61,6 +60,29 @@ class ThoughtForm:
         """Return the tokens of each closing mark."""
         return [self._tokens(mark.strip()) for mark in self.marks.end]
 
+    def decoder(self, prompt: Sequence[int] = ()) -> IncrementalDecoder:
+        """Return a decoder of the tokens after a prompt, which shows marks."""
+        return IncrementalDecoder(self.tokenizer, skip_special_tokens=False, prompt=prompt)
+
+    def around_closing(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens of a text that come before the mark that ends a thought and after it; without the mark, all
+        come before it.
+
+        Raises:
+            ValueError: what comes before the mark is no text of a thought, as it has a mark that begins a call.
+        """
+        ends = [mark.strip() for mark in self.marks.end if mark.strip() in text]
+        before, _, after = text.partition(min(ends, key=text.index)) if ends else (text, "", "")
+        tokens = self._tokens(before)
+        reader, decoder = self.form.reader(thought="runs", placed=True), self.decoder()
+        for token in tokens:
+            reader.push(*decoder.push_placed(token))
+            if reader.open_thought is None:
+                raise ValueError(
+                    f"reasoning_end_str={shown(text)} must be text of a thought, and has a mark that begins a call"
+                )
+        return tokens, self._tokens(after)
+
     def _tokens(self, text: str) -> tuple[int, ...]:
         found: list[int] = []
         for piece in self.form.pieces(text):
@@ -79,9 +101,9 @@ class ThoughtForm:
         begins = {self.form.tokens[piece] for piece in pieces if piece in self.form.tokens}
         special = (set(self.tokenizer.all_special_ids) | set(self.of_token)) - begins
         start = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in special), 0)
-        text, ends, reading = "", list[int](), TokenText(self)
+        text, ends, decoder = "", list[int](), self.decoder()
         for token in prompt[start:]:
-            text += self.form.encoded(*reading.push(token))
+            text += self.form.encoded(*decoder.push_placed(token))
             ends.append(len(text))
         found = self.form.thought_begun(text)
         if found is None:
@@ -90,41 +112,14 @@ class ThoughtForm:
         return before[-_SEEN:], sum(end > opening for end in ends) if text[opening:].strip() else 0
 
 
-class TokenText:
-    """The text of tokens, one by one, with the places of those that are marks.
-
-    Args:
-        prompt: the tokens before the first one, see `IncrementalDecoder`.
-    """
-
-    def __init__(self, form: ThoughtForm, prompt: Sequence[int] = ()) -> None:
-        self._form = form
-        self._decoder = self._decode_after(prompt)
-
-    def _decode_after(self, tokens: Sequence[int]) -> IncrementalDecoder:
-        return IncrementalDecoder(self._form.tokenizer, skip_special_tokens=False, prompt=tokens)
-
-    def push(self, token: int) -> tuple[str, tuple[TokenSpan, ...]]:
-        """Return the text that a token settles, and where in it the token stands if it is a mark."""
-        mark = self._form.of_token.get(token)
-        if mark is None:
-            return self._decoder.push(token), ()
-        before = self._decoder.finish()
-        self._decoder = self._decode_after((token,))
-        return before + mark, (TokenSpan(len(before), len(before) + len(mark), token),)
-
-    def copy(self) -> TokenText:
-        """Return an independent reading at the same place."""
-        twin = copy.copy(self)
-        twin._decoder = self._decoder.copy()
-        return twin
-
-
 class ThoughtBudget:
     """Follows one sequence's tokens, and lets nothing but the closing mark come where the thoughts' tokens are used up.
 
     Marks do not count. All thoughts of an answer share the tokens, and those of a thought that the prompt begins count.
     Where a grammar does not allow the mark, as within a character, it comes as soon as the grammar does.
+
+    A text may come before the mark, and one after it. It does not count either, it comes once in a thought, and it is
+    left out where a grammar does not allow its next token but the mark.
 
     Attributes:
         waits: as in `TokenRules`: the mark may come after the next token, or there are other rules. A thought that
@@ -133,6 +128,7 @@ class ThoughtBudget:
     Args:
         form: says where thoughts begin and end.
         budget: the most tokens of thoughts.
+        around: the tokens that come before the mark and after it.
         prompt: the tokens before the first one.
         vocab_size: number of the model's logits.
         banned: tokens that other parameters forbid at times, which are never forced.
@@ -146,10 +142,12 @@ class ThoughtBudget:
         prompt: Sequence[int],
         vocab_size: int,
         *,
+        around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
         banned: Collection[int] = (),
         rules: TokenRules | None = None,
     ) -> None:
         self._form = form
+        self._before, self._after = around
         self._prompt = prompt
         self._begun = form.begun(prompt)
         self._budget = budget
@@ -187,28 +185,34 @@ class ThoughtBudget:
     @property
     def mask(self) -> Int[np.ndarray, " words"] | None:
         mask = None if self._rules is None else self._rules.mask
-        if not self._closing or self.complete or self.error is not None:
+        if not self._endings or self.complete or self.error is not None:
             return mask
-        token = self._closing[0]
-        word, bit = token // 32, token % 32
-        if not (token not in self._banned if mask is None else mask[word] >> bit & 1):
-            return mask
-        only = np.zeros(self._num_words, np.int32)
-        only[word] = np.uint32(1 << bit).astype(np.int32)
-        return only
+        for token, *_ in self._endings:
+            word, bit = token // 32, token % 32
+            if token not in self._banned if mask is None else mask[word] >> bit & 1:
+                only = np.zeros(self._num_words, np.int32)
+                only[word] = np.uint32(1 << bit).astype(np.int32)
+                return only
+        return mask
 
     def forced(self) -> Sequence[int]:
-        """Return tokens that come next whatever the model says: those of the other rules that no mark interrupts."""
-        if self._rules is None or self._may_close or self._closing:
+        """Return tokens that come next whatever the model says: those of an ending that no grammar may forbid, or those
+        of the other rules that no mark interrupts."""
+        if self._rules is None:
+            run = self._endings[0] if self._endings else ()
+            return run if self._banned.isdisjoint(run) else ()
+        if self._may_close or self._endings:
             return ()
         return self._rules.forced()[: max(1, self._left)]
 
     def _begin(self) -> None:
         self._seen, num_tokens = self._begun or ("", 0)
         self._left = self._budget - num_tokens
-        self._text = TokenText(self._form, self._prompt)
+        self._decoder = self._form.decoder(self._prompt)
         self._reader: AnswerReader = self._form.form.reader(thought="runs" if self._begun else "may", placed=True)
-        self._closing: tuple[int, ...] = ()  # the tokens to force, the next one first
+        self._ending: tuple[int, ...] = ()  # the rest of a run of forced tokens
+        self._endings: list[tuple[int, ...]] = []  # runs to force, of which the first one that is allowed counts
+        self._is_ending = False  # whether the open thought has forced tokens
 
     def accept(self, token: int) -> None:
         """Go on by a token of the mask."""
@@ -231,19 +235,21 @@ class ThoughtBudget:
         """Return independent rules at the same place."""
         twin = copy.copy(self)
         twin._rules = None if self._rules is None else self._rules.copy()
-        twin._text, twin._reader = self._text.copy(), self._reader.copy()
+        twin._decoder, twin._reader = self._decoder.copy(), self._reader.copy()
         return twin
 
     def _follow(self, token: int) -> None:
-        self._closing = self._closing[1:] if self._closing[:1] == (token,) else ()
+        self._ending = next((run[1:] for run in self._endings if run[0] == token), ())
+        self._is_ending |= bool(self._ending)
         reader = self._reader
         was_open, was_between = reader.open_thought is not None, reader.is_between
-        text, spans = self._text.push(token)
+        text, spans = self._decoder.push_placed(token)
         reader.push(text, spans)
         is_open = reader.open_thought is not None
         if was_open and is_open:
             self._left -= 1
             return
+        self._is_ending = False
         self._seen = (self._seen + text)[-_SEEN:]
         if is_open and not was_between:
             self._left = max(1, self._left)  # see `waits`
@@ -251,9 +257,14 @@ class ThoughtBudget:
     def _choose(self) -> None:
         """Begin to close a thought without tokens left, and tell whether the next token may lead there."""
         held = self._reader.open_thought
-        if held is not None and self._left <= 0 and not self._closing:
-            self._closing = self._form.closing(self._seen, held)
-        self.waits = self._rules is not None or self._may_close or bool(self._closing)
+        self._endings = [self._ending] if self._ending else []
+        if held is not None and self._left <= 0:
+            mark = self._form.closing(self._seen, held)
+            if not self._is_ending:
+                is_whole = mark in self._form.closings  # of a mark that the model has begun the rest comes at once
+                self._endings = [(self._before if is_whole else ()) + mark + self._after]
+            self._endings.append(mark)
+        self.waits = self._rules is not None or self._may_close or bool(self._endings)
 
     @property
     def _may_close(self) -> bool:
@@ -290,6 +301,7 @@ class ThoughtForms:
         budget = params.thinking_token_budget
         assert budget is not None
         form = self._form(params)
+        around = form.around_closing(params.reasoning_end_str or "")
         banned = {word[-1] for word in request.bad_words} | (request.stop_ids if params.min_tokens else set())
         allowed = params.allowed_token_ids
         for mark, tokens in zip(form.marks.end, form.closings, strict=True):
@@ -299,7 +311,15 @@ class ThoughtForms:
                 forbids = "bad_words" if any(word[-1] in tokens for word in request.bad_words) else "stop_token_ids"
                 forbids = "allowed_token_ids" if banned.isdisjoint(tokens) else forbids
                 raise ValueError(f"thinking_token_budget={budget} ends thoughts by {mark!r}, which {forbids} forbids")
-        return ThoughtBudget(form, budget, request.prompt_token_ids, vocab_size, banned=banned, rules=rules)
+        said = {*around[0], *around[1]}
+        if not banned.isdisjoint(said) or not (allowed is None or said <= {*allowed}):
+            raise ValueError(
+                f"reasoning_end_str={shown(params.reasoning_end_str)} has tokens that bad_words, stop_token_ids or "
+                "allowed_token_ids forbid: give another text, or none"
+            )
+        return ThoughtBudget(
+            form, budget, request.prompt_token_ids, vocab_size, around=around, banned=banned, rules=rules
+        )
 
     def _form(self, params: SamplingParams) -> ThoughtForm:
         """Return the form of a request's thoughts."""

@@ -4,12 +4,18 @@
 #     bash scripts/clients/run.sh            # prints the results
 #     bash scripts/clients/run.sh --page     # writes them into docs/compatibility.md too
 #
-# CLIENTS_ENV names the environment (default .clients, made if it is missing); MODEL the served model. It needs npm.
+# CLIENTS_ENV names the environment (default .clients, made if it is missing); MODEL the served model; PYTHON an
+# interpreter that has jpaged with the extra "serve" (default .venv's, which is made with it). It needs npm.
 # llama-index has an environment of its own in there: it takes older releases of openai than the other clients.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 env=$(realpath -m "${CLIENTS_ENV:-.clients}")
 model=${MODEL:-smollm2-135m}
+if [ -z "${PYTHON:-}" ]; then
+  source scripts/venv.sh
+  make_venv
+  install_jpaged serve
+fi
 python=${PYTHON:-.venv/bin/python}
 for part in "" /llama-index; do
   if [ ! -x "$env$part/bin/pytest" ]; then

@@ -121,6 +121,30 @@ def test_what_a_template_renders_is_read_back_however_it_is_cut(family, step):
             assert read(form, [(text[:cut], ()), (text[cut:], ())]) == meant(*answer), (cut, text)
 
 
+def given(form, texts):
+    """Return the parts that a client gets of an answer, texts that follow each other made one."""
+    reader, found = form.reader(functions=FUNCTIONS, placed=bool(form.tokens)), []
+    for part in [*(part for text in texts for part in reader.push(text)), *reader.finish()]:
+        kind, text = type(part), part.name if isinstance(part, CallStart) else getattr(part, "text", "")
+        if found and found[-1][0] is kind and not isinstance(part, CallStart | CallEnd | CallCut):
+            found[-1][1] += text
+        else:
+            found.append([kind, text])
+    return found
+
+
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("family", [name for name in ROWS if ANSWER_FORMATS[name].calls])
+def test_an_answer_that_ends_early_or_lacks_a_character_is_streamed_as_it_is_whole(family, step):
+    form, _ = bound(family, tokens=False)
+    text = rendered(family, None, None if family in UNMARKED else "I look it up.", *CALLS)
+    for cut in range(1, len(text), step):
+        for wrong in (text[:cut], text[:cut] + text[cut + 1 :]):
+            assert given(form, wrong) == given(form, [wrong]), wrong
+    for cut in range(len(text) - 30, len(text)):
+        assert given(form, text[:cut]) == given(form, [text[:cut]]), text[:cut]
+
+
 @pytest.mark.parametrize("shown", [True, False])
 @pytest.mark.parametrize("family", ROWS)
 def test_marks_that_are_tokens_are_read_token_by_token(family, shown):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import late_draws
 
 from jpaged import LLM, BeamSearchParams, PyramidKV, SamplingParams
 
@@ -28,7 +29,7 @@ def asked() -> list[dict[str, list[int]]]:
 
 
 def everything(make: Callable[..., LLM]) -> Any:
-    """Warm-up, samples, prompt_logprobs, masks, beams, a stream, swapping: every kind of device call."""
+    """Warm-up, samples, prompt_logprobs, masks, beams, a stream, swapping: every kind of device call; and faults."""
     llm = make(**SMALL_POOL)
     llm.warmup(use_tqdm=False)
     sampled = SamplingParams(n=2, seed=3, max_tokens=24, logprobs=2, prompt_logprobs=1, presence_penalty=0.5)
@@ -45,6 +46,8 @@ def everything(make: Callable[..., LLM]) -> Any:
         "streamed": [token for delta in deltas for token in delta.token_ids],
         "swaps": sum(output.metrics.num_swaps for output in batches[0]),
         "recompiles": llm.num_recompiles,
+        "late": late_draws.undisturbed(llm),
+        "interrupted": late_draws.interrupted(llm, 3),
     }
 
 

@@ -28,6 +28,7 @@ def start(count: int, task: str, folder: Path, *, devices: int = 2) -> list[subp
     environment = os.environ | {
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(sys.path),
     }
     return [
         subprocess.Popen(

@@ -11,7 +11,9 @@ import pytest
 from checkpoints import make_checkpoint
 from generate import NUM_TOKENS, prompts
 from greedy_reference import torch_greedy
+from late_draws import POINTS
 from processes import finish, start
+from tiny_chat_model import byte_level_tokenizer
 
 SECONDS = 600
 """Seconds a run may take on a busy machine."""
@@ -22,6 +24,7 @@ LIMIT = 60
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
+    byte_level_tokenizer().save_pretrained(folder)
     return folder, make_checkpoint("llama", folder)
 
 
@@ -43,6 +46,9 @@ def test_two_processes_generate_what_one_does_in_every_way(model):
     assert together["swaps"] > 0 and len(together["streamed"]) == 5
     assert together["recompiles"] == 1, "warm-up leaves prompt_logprobs to whoever asks for them"
     assert together["prompt_logprobs"] == [len(prompt) for prompt in prompts()]
+    assert len(together["interrupted"]) == 4 * len(POINTS)
+    for name, tokens in together["interrupted"].items():
+        assert tokens == together["late"], name
 
 
 @pytest.mark.nightly

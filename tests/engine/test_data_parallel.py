@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
+from tiny_chat_model import byte_level_tokenizer
 
 from jpaged import LLM
 
@@ -26,7 +27,9 @@ FOUR_DEVICES = {
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     make_checkpoint("llama", folder)
-    command = [sys.executable, str(HERE / "tokens_of_replicas.py"), str(folder)]
+    byte_level_tokenizer().save_pretrained(folder)
+    states = tmp_path_factory.mktemp("states")
+    command = [sys.executable, str(HERE / "tokens_of_replicas.py"), str(folder), str(states)]
     done = subprocess.run(command, env=os.environ | FOUR_DEVICES, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -41,6 +44,13 @@ def test_the_replicas_share_the_work_and_nothing_is_left(found):
     two, one = found["steps"]
     assert two < 0.75 * one
     assert min(found["busiest"]) > 0 and found["left"] == [[0, 0], [0, 0]] and found["emptied"] is True
+
+
+def test_faults_and_saves_between_a_pass_and_its_draw_change_no_token(found):
+    one, two = found["late"]
+    assert two == one and found["saved"] == [one, one]
+    for name, tokens in found["interrupted"].items():
+        assert tokens == one, name
 
 
 def test_after_the_warm_up_nothing_is_compiled(found):

@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 from types import SimpleNamespace
 
+import late_draws
 import pytest
+from checkpoints import make_checkpoint
 from fake_device import FakeDevice
-from small_rules import changing, constrained_alone, constrained_request, with_runs
+from small_rules import Masks, changing, constrained_alone, constrained_request, with_runs
 from small_schedulers import group, make_request, make_scheduler
+from thorough import rarely
+from tiny_chat_model import byte_level_tokenizer
 from unpaged import alone, hash_model
 
+from jpaged import LLM
 from jpaged.engine.engine import Engine
 from jpaged.execution import InFlight
 from jpaged.execution.readouts.base import Readings
@@ -175,6 +180,31 @@ def test_a_grammar_that_raises_between_pass_and_draw_changes_no_token(monkeypatc
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+def test_a_slow_mask_is_waited_for_only_where_no_replica_runs_anything_else(monkeypatch, replicas):
+    engine, masks, waits = make_engine(replicas), Masks(), []
+    slow = constrained_request([5, 6], 6, masks=masks)
+    slow.sequences[0].grammar.is_slow = True
+    others = [make_request([7, number], 24) for number in range(2 * replicas - 1)]
+
+    def wait(several):
+        waits.extend(made for each in several for made in each.being_made)
+        masks.finish()
+
+    monkeypatch.setattr("jpaged.engine.engine.wait_for_mask", wait)
+    for request in (slow, *others):
+        engine.add(request)
+    for number in range(1, 24):
+        engine.step()
+        assert {len(request.sequences[0].output_token_ids) for request in others} == {number - 1}
+    assert not waits and len(slow.sequences[0].output_token_ids) < 3
+    while engine.has_work:
+        engine.step()
+    assert len(waits) >= 3
+    assert [[seq.output_token_ids for seq in slow.sequences]] == [constrained_alone(slow, GROUPS)]
+    assert [request.sequences[0].output_token_ids for request in others] == [alone(r, GROUPS)[0] for r in others]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_settling_after_an_interrupted_read_makes_the_draw_that_was_kept_back(replicas):
     engine, requests = make_engine(replicas), make_requests()
     for request in requests:
@@ -208,3 +238,47 @@ def test_requests_aborted_between_pass_and_draw_leave_the_others_their_tokens():
     engine.runner.fail = lambda where: None
     engine.abort(gone)
     finish(engine, requests)
+
+
+SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 6, "max_model_len": 64, "max_num_batched_tokens": 32}
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    make_checkpoint("llama", folder)
+    byte_level_tokenizer().save_pretrained(folder)
+    return LLM(str(folder), **SETTINGS)
+
+
+@pytest.mark.parametrize("number", [3, rarely(1), rarely(2), rarely(6)])
+def test_a_fault_or_ctrl_c_on_a_device_changes_no_token(llm, number):
+    expected = late_draws.undisturbed(llm)
+    for name, tokens in late_draws.interrupted(llm, number).items():
+        assert tokens == expected, name
+
+
+@pytest.mark.parametrize("number", [2, rarely(1), rarely(4)])
+def test_a_state_that_is_saved_between_pass_and_draw_goes_on_with_the_same_tokens(llm, tmp_path, number):
+    """A handler of a signal saves while the tokens of the step before are waited for, and the draw waits for them."""
+    expected = late_draws.undisturbed(llm)
+    assert late_draws.saved(llm, tmp_path, number) == [expected] * 2
+
+
+def test_a_state_is_not_saved_within_the_draw(llm, tmp_path):
+    added = late_draws.requests(llm)
+    engine, refused = llm.control.engine, []
+    read = engine.runner.read
+
+    def handler(forward):
+        with pytest.raises(RuntimeError, match="refused in the middle of a step"):
+            llm.save_state(tmp_path)
+        refused.append(1)
+        return read(forward)
+
+    engine.runner.read = handler
+    for _ in range(4):
+        engine.step()
+    del engine.runner.read
+    assert len(refused) >= 3
+    assert late_draws.finish(llm, added) == late_draws.undisturbed(llm)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import tiny_chat_model
+from thorough import rarely
 
 from jpaged import LLM, NGram, SamplingParams, StructuredOutputsParams
+from jpaged.scheduling.speculation import StepCosts
 
 OPEN, END = "hm <think>", "</think>"
+SAID = "I have to answer now."
 SIZES = {"dtype": "float32", "block_size": 8, "max_model_len": 512, "max_num_batched_tokens": 64}
 COUNTED = {"reasoning_parser": "think", "tool_parser": "none"}
 
@@ -38,8 +42,12 @@ def tokens(llm, prompts, params):
     return [one.token_ids for output in outputs for one in output.outputs]
 
 
+def tokenizer_ids(llm, text):
+    return llm.tokenizer.encode(text, add_special_tokens=False)
+
+
 def closing(llm):
-    return llm.tokenizer.encode(END, add_special_tokens=False)
+    return tokenizer_ids(llm, END)
 
 
 def test_a_thought_has_the_tokens_of_its_budget_then_its_mark_then_the_answer(llm):
@@ -56,7 +64,13 @@ def test_a_thought_has_the_tokens_of_its_budget_then_its_mark_then_the_answer(ll
 
 def test_neighbours_preemption_and_drafts_change_no_token(llm, folder):
     prompts = [OPEN, "hello", f"{OPEN} a", "some other words"]
-    params = [bounded(6, temperature=0.0), SamplingParams(temperature=0.0, max_tokens=40), bounded(11), bounded(0)]
+    said = {"reasoning_end_str": SAID}
+    params = [
+        bounded(6, temperature=0.0, **said),
+        SamplingParams(temperature=0.0, max_tokens=40),
+        bounded(11),
+        bounded(0),
+    ]
     alone = [tokens(llm, [prompt], [one])[0] for prompt, one in zip(prompts, params, strict=True)]
     assert tokens(llm, prompts, params) == alone
     page = llm.memory_report().page_bytes
@@ -64,9 +78,23 @@ def test_neighbours_preemption_and_drafts_change_no_token(llm, folder):
     assert tokens(small, prompts, params) == alone
     assert small.stats().num_recomputes > 0
     drafted = LLM(folder, max_num_seqs=8, speculative=NGram(6, longest=3, shortest=1), **SIZES)
-    greedy = [bounded(7, temperature=0.0, max_tokens=60), bounded(3, temperature=0.0, max_tokens=60)]
+    greedy = [bounded(7, temperature=0.0, max_tokens=60, **said), bounded(3, temperature=0.0, max_tokens=60)]
     asked = ["ab ab ab ab <think> ab ab", f"{OPEN} ho ho ho ho"]
     assert tokens(drafted, asked, greedy) == tokens(llm, asked, greedy)
+
+
+def test_a_text_that_ends_a_thought_is_computed_as_one_chunk_or_drawn(llm, monkeypatch):
+    said = tokenizer_ids(llm, SAID)
+    made = bounded(5, n=2, reasoning_end_str=SAID)
+    found = tokens(llm, [OPEN], made)
+    for one in found:
+        assert one[5:][: len(said) + len(closing(llm))] == said + closing(llm)
+    assert tokens(llm, [OPEN], replace(made, logprobs=1)) == found, "each is drawn"
+    constrained = llm.control.engine.scheduler.constrained
+    monkeypatch.setattr(constrained, "_costs", StepCosts(token=0.01, verifying=0.15))
+    before = constrained.num_forced
+    assert tokens(llm, [OPEN], made) == found
+    assert constrained.num_forced - before >= 2 * (len(said) - 1)
 
 
 def test_a_grammar_begins_after_a_closed_thought(llm):
@@ -79,10 +107,13 @@ def test_a_grammar_begins_after_a_closed_thought(llm):
             assert len(one.token_ids) <= 5 + len(closing(llm)) + 3, thought
 
 
-def test_a_saved_request_goes_on_with_its_thought(llm, tmp_path):
-    want = tokens(llm, [OPEN], bounded(9, seed=5, n=2))
-    llm.control.engine.add(llm.input_processor.process(OPEN, bounded(9, seed=5, n=2)))
-    for _ in range(6):
+@pytest.mark.parametrize("steps", [6, rarely(0), rarely(10), rarely(14)])
+def test_a_saved_request_goes_on_with_its_thought(llm, tmp_path, steps):
+    params = bounded(steps and 9, seed=5, n=2, reasoning_end_str=SAID)
+    want = tokens(llm, [OPEN], params)
+    assert all(SAID + END in llm.tokenizer.decode(one) for one in want)
+    llm.control.engine.add(llm.input_processor.process(OPEN, params))
+    for _ in range(steps):
         llm.control.engine.step()
     llm.save_state(tmp_path)
     llm.control.engine.abort(*llm.control.engine.requests.awaited.values())

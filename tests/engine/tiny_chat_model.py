@@ -6,13 +6,15 @@ import itertools
 import json
 import string
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from checkpoints import make_checkpoint
-from greedy_reference import torch_greedy
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SPECIAL = ("<pad>", "<s>", "</s>")
 VOCAB_SIZE = 211
@@ -27,6 +29,9 @@ CHAT_TEMPLATE = (
 
 def make_chat_model(folder: Path, seed: int = 0) -> tuple[PreTrainedModel, int]:
     """Saves model and tokenizer; returns the model and the id of the end-of-sequence token it likes to draw."""
+    from checkpoints import make_checkpoint  # torch, which the tokenizers here can do without
+    from greedy_reference import torch_greedy
+
     model = make_checkpoint("llama", folder, seed)
     tokenizer().save_pretrained(folder)
     end = torch_greedy(model, [END_PROMPT], 8)[0].tokens[5]

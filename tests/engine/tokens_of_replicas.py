@@ -1,11 +1,13 @@
-"""Run with a checkpoint's folder on a process of 4 devices: what one replica and two replicas generate, as JSON."""
+"""Run with the folders of a checkpoint and of states, on 4 devices: what one replica and two generate, as JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
+from pathlib import Path
 
+import late_draws
 from greedy_reference import random_prompts
 
 from jpaged import LLM, AsyncLLM, BeamSearchParams, PoolingParams, SamplingParams
@@ -95,7 +97,7 @@ def pinned(llm: LLM) -> dict:
     }
 
 
-def main(folder: str) -> None:
+def main(folder: str, states: str) -> None:
     one = LLM(folder, tensor_parallel_size=2, **SETTINGS)
     two = LLM(folder, tensor_parallel_size=2, data_parallel_size=2, **SETTINGS)
     two.warmup(use_tqdm=False)
@@ -120,10 +122,13 @@ def main(folder: str) -> None:
                 "refused": refusals(two),
                 "pinned": pinned(two),
                 "emptied": two.reset_prefix_cache(),
+                "late": [late_draws.undisturbed(one), late_draws.undisturbed(two)],
+                "interrupted": late_draws.interrupted(two, 3),
+                "saved": late_draws.saved(two, Path(states), 2),
             }
         )
     )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -359,7 +359,7 @@ class Loop:
         names = self.device.compute(step)
         sampled = None if step.draws_late else self.device.draw(step, names)
         self.scheduler.dispatched(step)
-        something = step.chunks or step.work or self.in_flight or reading or self.scheduler.constrained.awaits_masks
+        something = step.chunks or step.work or self.in_flight or reading or self.scheduler.constrained.being_made
         assert something or not self.scheduler.has_work, "nothing runs, yet there is work"
         self.drain()
         sampled = sampled or self.device.draw(step, names)

@@ -14,6 +14,7 @@ from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
 from unpaged import alone
 
+from jpaged.scheduling.constrained import wait_for_mask
 from jpaged.scheduling.speculation import StepCosts
 from jpaged.speculative import NGram
 
@@ -128,14 +129,22 @@ def test_a_sequence_with_a_slow_mask_is_planned_when_that_is_made():
     assert [outputs(r) for r in (slow, quick)] == [constrained_alone(r, GROUPS) for r in (slow, quick)]
 
 
-def test_a_mask_that_nothing_else_runs_beside_is_waited_for(monkeypatch):
+def test_a_wait_ends_with_the_first_mask_of_any_replica():
     masks = Masks()
-    request = constrained_request([5, 6], 4, masks=masks)
-    request.sequences[0].grammar.is_slow = True
-    scheduler, waits = make_scheduler(), []
-    monkeypatch.setattr(scheduler.constrained, "wait", lambda: (waits.append(1), masks.finish()))
-    Loop(scheduler).run(request)
-    assert outputs(request) == constrained_alone(request, GROUPS) and len(waits) == 2
+    requests = [constrained_request([5, number], 4, masks=masks) for number in range(2)]
+    schedulers = [make_scheduler() for _ in requests]
+    for scheduler, request in zip(schedulers, requests, strict=True):
+        request.sequences[0].grammar.is_slow = True
+        scheduler.add(request)
+        loop = Loop(scheduler)
+        while not scheduler.constrained.being_made:
+            loop.step()
+    several = [scheduler.constrained for scheduler in schedulers]
+    wait_for_mask(several)  # ends without one too, for signals
+    assert not any(made.done() for each in several for made in each.being_made)
+    threading.Timer(0.001, masks.finish).start()
+    while not all(made.done() for each in several for made in each.being_made):
+        wait_for_mask(several)
 
 
 def test_an_error_that_a_thread_finds_ends_the_sequence_with_the_tokens_before():

@@ -142,6 +142,7 @@ PARAMS = SamplingParams(
     prompt_logprobs=1,
     truncate_prompt_tokens=9,
     thinking_token_budget=8,
+    reasoning_end_str="I have to answer now.",
     reasoning_parser="think",
     tool_parser="none",
     structured_outputs=StructuredOutputsParams(json={"type": "integer", "maximum": 10**30}),

@@ -44,6 +44,24 @@ def test_a_chat_stops_thinking_after_its_budget_and_counts_it(serve, tiny_llm, m
     assert server.answer(CHAT, body | shape | {"ignore_eos": False})["choices"][0]["message"]["content"] == "5"
 
 
+def test_the_servers_text_ends_a_thought(serve, tiny_llm):
+    server = serve(reasoning_parser="think", reasoning_end_str="Now.</think>")
+    body = {"model": "tiny", "max_tokens": 30, "seed": 4, "thinking_token_budget": 6} | OPENED
+    answer = server.answer(CHAT, body)
+    thought = answer["choices"][0]["message"]["reasoning_content"]
+    _, streamed_thought = streamed(server, CHAT, body)
+    assert thought.endswith("Now.") and streamed_thought.strip() == thought
+    ids = tiny_llm.tokenizer.encode
+    size = len(ids("Now.", add_special_tokens=False)) + len(ids("</think>", add_special_tokens=False))
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 6 + size
+    asked = {"model": "tiny", "seed": 4, "ignore_eos": True, "thinking_token_budget": 3, "max_tokens": 30}
+    text = server.answer(TEXT, asked | {"prompt": "a<think>"})["choices"][0]["text"]
+    assert "Now.</think>" in text
+    wrong = serve(reasoning_parser="think", tool_parser="hermes", reasoning_end_str="a<tool_call>b")
+    refused = wrong.refusal(CHAT, body | {"tools": TOOLS})
+    assert "reasoning_end_str='a<tool_call>b' must be text of a thought" in refused["message"]
+
+
 def test_completions_and_responses_take_the_budget_too(serve, tiny_llm):
     server = serve(reasoning_parser="think")
     size = len(tiny_llm.tokenizer.encode("</think>", add_special_tokens=False))

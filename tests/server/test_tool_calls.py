@@ -19,6 +19,7 @@ from jpaged.answers.rows import ANSWER_FORMATS, THINK
 from jpaged.server.errors import ApiError
 from jpaged.server.messages.parts import CallArguments, CallCut, CallEnd, CallStart, Content, Reasoning
 from jpaged.server.openai.bodies.chat import ChatRequest
+from jpaged.server.openai.bodies.prompts import CompletionRequest
 
 ONE = '{"name": "f", "arguments": {"a": "}\\" ]", "b": [1, {"c": 2}]}}'
 TWO = '{"name": "g", "arguments": {}}'
@@ -393,6 +394,25 @@ def test_any_shape_comes_behind_a_thought_that_the_prompt_began(allows, shape, t
     grammar = turn.parameters()["structured_outputs"].grammar
     assert allows(grammar, f"so it is</think>{text}") and allows(grammar, f"{text}</think>  {text}")
     assert not allows(grammar, text) and not allows(grammar, f"so it is</think>{other}")
+
+
+@pytest.mark.parametrize(
+    "made", [{}, {"structured_outputs": None}, {"structured_outputs": StructuredOutputsParams(regex="a")}]
+)
+@pytest.mark.parametrize(
+    "kind", [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}]
+)
+def test_two_shapes_are_refused_whatever_has_been_made_of_one(made, kind):
+    """A grammar that was made after a thought, of the one shape, once hid the other."""
+    asked = {"structured_outputs": {"regex": "a"}, "response_format": kind}
+    chat = ChatRequest(messages=[{"role": "user", "content": "hi"}], **asked)
+    for body in (chat, CompletionRequest(prompt="hi<think>", **asked)):
+        with pytest.raises(ApiError, match="structured_outputs and response_format are two shapes for one text"):
+            body.sampling_params(SamplingParams(), **made)
+    with pytest.raises(ApiError, match="two shapes"):
+        form_of(chat, byte_level_tokenizer(), reasoning_parser="think")
+    one = ChatRequest(messages=chat.messages, **asked | {"response_format": {"type": "text"}})
+    assert one.sampling_params(SamplingParams(), **made) is not None
 
 
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"const": "yes"}}}

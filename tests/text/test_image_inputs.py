@@ -11,10 +11,12 @@ from PIL import Image
 from transformers import Gemma3ImageProcessorPil
 from vision_checkpoints import BEGIN, END, IMAGE, IMAGE_TOKENS, SIZE, TOKENIZER, gemma3_config, picture
 
+import jpaged.text.images as images_module
 from jpaged import ImageSources, SamplingParams
 from jpaged.text.chat_template import ChatOptions
 from jpaged.text.images import ImageInputs
 from jpaged.text.input_processor import InputProcessor
+from jpaged.text.marked_prefixes import MarkedPrefix
 from jpaged.text.prompt import Conversation, chat_prompt
 
 LIMITS = {"vocab_size": 211, "max_model_len": 128, "max_num_seqs": 4}
@@ -60,6 +62,30 @@ def test_each_placeholder_becomes_the_tokens_of_its_image(inputs):
     assert request.prompt_token_ids[spans[0][0] - 1] == BEGIN and request.prompt_token_ids[spans[0][0] + 16] == END
     assert request.asks["images"][0].digest != request.asks["images"][1].digest
     assert all(image.whole for image in request.asks.get("images", ()))
+
+
+def test_the_images_of_a_marked_conversation_are_read_once_for_all_marks(inputs, monkeypatch):
+    reads = []
+    read = images_module.read_images
+    monkeypatch.setattr(images_module, "read_images", lambda *args: reads.append(len(args[0])) or read(*args))
+
+    def shown(*parts):
+        content = [{"type": "text", "text": one} if isinstance(one, str) else one for one in parts]
+        return {"role": "user", "content": content}
+
+    first, second = ({"type": "image", "image": picture(number)} for number in range(2))
+    talk = [shown("a", first, "b"), {"role": "assistant", "content": "c"}, shown("d", second, "e", "f")]
+    beginnings = [talk[:1], talk[:2], [*talk[:2], shown("d", second)], [*talk[:2], shown("d", second, "e")], talk]
+    marks = [MarkedPrefix(one, 60.0) for one in beginnings]
+    made = chat_prompt(Conversation(talk), TOKENIZER, inputs.images, marks=marks)
+    assert reads == [2]
+    ids = made["prompt_token_ids"]
+    for messages, kept in zip(beginnings, made["cache_breakpoints"], strict=True):
+        options = ChatOptions(add_generation_prompt=False)
+        head = chat_prompt(Conversation(messages, options), TOKENIZER, inputs.images)["prompt_token_ids"]
+        pairs = enumerate(zip(head, ids, strict=False))
+        assert kept["position"] == next((i for i, (one, other) in pairs if one != other), len(head))
+        assert ids[: kept["position"]].count(IMAGE) == IMAGE_TOKENS * (1 + (len(messages) > 2))
 
 
 def test_a_prompt_of_ids_may_have_placeholders_or_the_tokens_themselves(inputs):

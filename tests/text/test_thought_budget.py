@@ -14,7 +14,7 @@ from jpaged.sampling_params import SamplingParams, StructuredOutputsParams
 from jpaged.scheduling.hooks import allowed_ahead, mask_after
 from jpaged.text.grammar import GrammarCompiler
 from jpaged.text.input_processor import InputProcessor
-from jpaged.text.thought_budget import ThoughtBudget, ThoughtForm, TokenText
+from jpaged.text.thought_budget import ThoughtBudget, ThoughtForm
 
 THINKING = [name for name, form in ANSWER_FORMATS.items() if form.thought and name in TEMPLATES]
 MADE = {}
@@ -177,8 +177,8 @@ def test_a_grammar_begins_after_the_thought_that_was_closed(family, tokens):
             if text[-1] == tokenizer.eos_token_id:
                 break
             rules.accept(text[-1])
-        reader, reading = form.reader(thought="runs", functions=STOP, placed=True), TokenText(thoughts)
-        parts = [part for token in text for part in reader.push(*reading.push(token))] + reader.finish()
+        reader, reading = form.reader(thought="runs", functions=STOP, placed=True), thoughts.decoder()
+        parts = [part for token in text for part in reader.push(*reading.push_placed(token))] + reader.finish()
         thought = "".join(part.text for part in parts if isinstance(part, Reasoning))
         assert len(thought) == 4 and thought.isdigit(), (kind, thought)
         if kind == "call":
@@ -261,3 +261,100 @@ def test_each_output_of_a_request_has_rules_of_its_own():
     first.accept(5)
     assert forced(first) is not None and all(forced(rules) is None for rules in others)
     assert not request.needs_host and not request.is_plain
+
+
+SAID = "I have to answer now."
+
+
+def ended_by(thoughts, text, budget, prompt, **more):
+    vocab = len(thoughts.tokenizer)
+    around = thoughts.around_closing(text)
+    return ThoughtBudget(thoughts, budget, ids(thoughts, prompt), vocab, around=around, **more)
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("family", THINKING)
+def test_a_text_comes_before_the_mark_where_the_budget_ends_a_thought(family, tokens):
+    thoughts = thoughts_of(family, tokens)
+    for begin, mark, closing in zip(thoughts.marks.begin, thoughts.marks.end, thoughts.closings, strict=False):
+        mark, said = mark.strip(), ids(thoughts, SAID + "\n")
+        rest = ids(thoughts, "123456789")
+        for text, after in ((SAID + "\n", ""), (f"{SAID}\n{mark}", ""), (f"{SAID}\n{mark}.\n\n", ".\n\n")):
+            made = written(ended_by(thoughts, text, 3, "x" + begin), rest)
+            assert made == [*rest[:3], *said, *closing, *ids(thoughts, after), *rest[3:]], text
+        by_itself = [*ids(thoughts, "12"), *closing, *rest]
+        assert written(ended_by(thoughts, f"{SAID}\n{mark}", 3, "x" + begin), by_itself) == by_itself
+        reader, decoder = thoughts.form.reader(thought="runs", placed=True), thoughts.decoder()
+        parts = [part for token in made for part in reader.push(*decoder.push_placed(token))] + reader.finish()
+        thought = "".join(part.text for part in parts if isinstance(part, Reasoning))
+        assert thought.strip() == f"123{SAID}", thought
+        assert ended_by(thoughts, mark, 3, "x").forced() == ()
+
+
+def test_a_text_comes_once_in_each_thought_and_a_begun_mark_is_gone_on_with():
+    thoughts = thoughts_of("hermes", True)
+    wanted = ids(thoughts, "<think>abcd<think>fg")
+    assert thoughts.tokenizer.decode(written(ended_by(thoughts, SAID, 2, "x"), wanted)) == (
+        f"<think>ab{SAID}</think>cd<think>f{SAID}</think>g"
+    )
+    thoughts = thoughts_of("hermes", False)
+    assert thoughts.tokenizer.decode(written(ended_by(thoughts, SAID, 4, "<think>"), ids(thoughts, "ab</cd"))) == (
+        "ab</think>cd"
+    )
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "text"])
+@pytest.mark.parametrize("family", THINKING)
+def test_a_grammar_allows_the_text_within_its_thought(family, tokens):
+    thoughts = thoughts_of(family, tokens)
+    form, tokenizer = thoughts.form, thoughts.tokenizer
+    compiler = GrammarCompiler(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    inner = compiler.compile(StructuredOutputsParams(grammar=form.grammar.before_json(SHAPE, "runs")))
+    rules = ended_by(thoughts, SAID, 4, "x" + thoughts.marks.begin[0].strip(), rules=inner)
+    made = []
+    for token in ids(thoughts, "1234"):
+        rules.accept(token)
+    while (token := forced(rules)) is not None and len(made) < 60:
+        rules.accept(token)
+        made.append(token)
+    whole = [*ids(thoughts, SAID), *thoughts.closings[0]]
+    assert made[: len(whole)] == whole
+
+
+def test_a_text_that_a_grammar_forbids_is_left_out():
+    thoughts = thoughts_of("hermes", False)
+    compiler = GrammarCompiler(thoughts.tokenizer, len(thoughts.tokenizer), frozenset([2]))
+    for pattern, made in (("[0-9]*</think>[a-z]+", ""), ("[0-9]*(I have)?[0-9]*</think>[a-z]+", "I have")):
+        inner = compiler.compile(StructuredOutputsParams(regex=pattern))
+        rules = ended_by(thoughts, SAID, 2, "<think>", rules=inner)
+        text = thoughts.tokenizer.decode(written(rules, ids(thoughts, "12"), 60))
+        assert text.startswith(f"12{made}</think>"), text
+
+
+def test_copies_and_restarts_are_at_the_same_place_of_the_text():
+    thoughts = thoughts_of("hermes", True)
+    rules, tokens = ended_by(thoughts, f"{SAID}</think>\n\n", 2, "<think>"), []
+    for token in [*ids(thoughts, "ab"), *[None] * 30]:
+        token = forced(rules) if token is None else token
+        again, other = rules.copy(), rules.copy()
+        again.restart(tokens)
+        assert forced(again) == forced(rules) == forced(other) and again.forced() == rules.forced()
+        if token is None:
+            break
+        rules.accept(token)
+        tokens.append(token)
+    assert thoughts.tokenizer.decode(tokens) == f"ab{SAID}</think>\n\n"
+
+
+def test_a_text_that_cannot_come_is_refused():
+    def asked(text, **more):
+        return SamplingParams(
+            thinking_token_budget=5, reasoning_parser="hermes", tool_parser="hermes", reasoning_end_str=text, **more
+        )
+
+    with pytest.raises(ValueError, match=r"reasoning_end_str='a<tool_call>b' must be text of a thought"):
+        inputs(True).process([5], asked("a<tool_call>b"))
+    with pytest.raises(ValueError, match=r"reasoning_end_str='now' has tokens that bad_words"):
+        inputs(True).process([5], asked("now", bad_words=["w"]))
+    with pytest.raises(ValueError, match=r"reasoning_end_str='now' needs thinking_token_budget"):
+        SamplingParams(reasoning_end_str="now")

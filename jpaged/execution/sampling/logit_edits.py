@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.execution.mesh import HostOrDevice
@@ -236,7 +238,14 @@ class Masks(Edit[TokenMasks]):
     """Lets a row draw only the tokens of allowed_token_ids, or those that its rules allow: its grammar, which heeds
     those, and the closing mark where its thoughts have no tokens left."""
 
-    fields = ("allowed_token_ids", "structured_outputs", "thinking_token_budget", "reasoning_parser", "tool_parser")
+    fields = (
+        "allowed_token_ids",
+        "structured_outputs",
+        "thinking_token_budget",
+        "reasoning_end_str",
+        "reasoning_parser",
+        "tool_parser",
+    )
     arrays = TokenMasks
 
     def asks(self, request: Request) -> bool:
@@ -276,5 +285,10 @@ def _mask(logits: Float[Array, "seqs vocab"], arrays: TokenMasks) -> Float[Array
     source = jnp.asarray(arrays.source)
     masks = jnp.concatenate(arrays.masks)[jnp.maximum(source, 0)]
     bits = (masks[:, :, None] >> jnp.arange(32)) & 1
-    allowed = bits.reshape(seqs, -1)[:, :vocab].astype(bool) | (source < 0)[:, None]
+    bits = bits.reshape(seqs, -1)[:, :vocab].astype(bool)
+    if not jax.sharding.get_abstract_mesh().empty:
+        # Each replica decides by itself whether it comes here, so nothing here may wait for another replica's devices.
+        # Cut at other places than the words are, the bits would cross devices, by an operation that all take part in.
+        bits = lax.with_sharding_constraint(bits, PartitionSpec())
+    allowed = bits | (source < 0)[:, None]
     return jnp.where(allowed, logits, -jnp.inf)

@@ -34,6 +34,7 @@ class TurnForm:
         tokenizer: the model's tokenizer, for the special tokens of tool calls.
         tool_parser: family whose tool calls are read, of `jpaged.answers.rows.ANSWER_FORMATS`; None: tools are refused.
         reasoning_parser: family whose thoughts are split off, of the same table; None: none are.
+        reasoning_end_str: the text that ends thoughts without tokens left; None: their mark alone.
 
     Attributes:
         custom: names of the tools whose calls have an input in place of arguments.
@@ -44,12 +45,22 @@ class TurnForm:
     """
 
     def __init__(
-        self, turn: Turn, tokenizer: Any, *, tool_parser: str | None = None, reasoning_parser: str | None = None
+        self,
+        turn: Turn,
+        tokenizer: Any,
+        *,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        reasoning_end_str: str | None = None,
     ) -> None:
         self.turn = turn
         self._tokenizer = tokenizer
         self._tools = self._offered(tool_parser)
-        self._parsers = {"reasoning_parser": reasoning_parser, "tool_parser": tool_parser if self._tools else "none"}
+        self._thoughts = {
+            "reasoning_end_str": reasoning_end_str,
+            "reasoning_parser": reasoning_parser,
+            "tool_parser": tool_parser if self._tools else "none",
+        }
         form = format_of(tool_parser if self._tools else None, reasoning_parser, tokenizer)
         self._form = BoundFormat(form, tokenizer)
         self._thinks = form.thought is not None
@@ -137,7 +148,7 @@ class TurnForm:
         """Return the sampling parameters that bound the answer's thoughts."""
         wish = self.turn.controls.get("thought_budget") if self._thinks else None
         budget = params.thinking_token_budget if wish is None else wish
-        return {} if budget is None else {"thinking_token_budget": budget, **self._parsers}
+        return {} if budget is None else {"thinking_token_budget": budget, **self._thoughts}
 
     def parameters(self) -> dict[str, Any]:
         """Return the sampling parameters for tool calls or for a shape after a thought. Call `follow` before."""

@@ -240,6 +240,30 @@ def test_lm_eval():
     assert json.dumps({"max": model.max_length})
 
 
+@pytest.mark.client("anthropic", "message, stream, tools, count of tokens")
+def test_anthropic():
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=URL.removesuffix("/v1"), api_key="none", max_retries=0)
+    asked = {"model": "demo", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    options = {"max_tokens": 32, "extra_body": {"top_k": 1}}
+    whole = client.messages.create(**asked, **options)
+    with client.messages.stream(**asked, **options) as stream:
+        text = "".join(stream.text_stream)
+        assert stream.get_final_message().stop_reason == whole.stop_reason
+    assert text == whole.content[0].text
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+    tools = [{"name": "weather", "description": "tells the weather", "input_schema": schema}]
+    choice = {"type": "tool", "name": "weather"}
+    called = client.messages.create(**asked, **options | {"max_tokens": 64}, tools=tools, tool_choice=choice)
+    (use,) = (block for block in called.content if block.type == "tool_use")
+    assert called.stop_reason == "tool_use" and use.input["city"] in ("Paris", "Rome")
+    counted = client.messages.count_tokens(**asked).input_tokens
+    assert counted == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(**asked | {"model": "nothing"}, **options)
+
+
 def run_in_node(name: str) -> None:
     """Run a module next to this file, with the packages of npm that `run.sh` has installed."""
     module = (Path(__file__).parent / f"{name}.mjs").read_text(encoding="utf-8")

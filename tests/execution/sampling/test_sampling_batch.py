@@ -111,6 +111,7 @@ ASKING = {
     "min_tokens": {"min_tokens": 2},
     "structured_outputs": {"structured_outputs": StructuredOutputsParams(choice=["four"])},
     "thinking_token_budget": {"thinking_token_budget": 0},
+    "reasoning_end_str": {"thinking_token_budget": 0, "reasoning_end_str": "now"},
     "reasoning_parser": {"thinking_token_budget": 0, "reasoning_parser": "think"},
     "tool_parser": {"thinking_token_budget": 0, "tool_parser": "none"},
 }

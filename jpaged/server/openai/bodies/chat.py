@@ -469,7 +469,7 @@ class ChatRequest(SamplingFields):
         """Return the shape of the answer's text.
 
         Raises:
-            ApiError: the shape is invalid, or there are two.
+            ApiError: the shape is invalid.
         """
         try:
             return self.shape()

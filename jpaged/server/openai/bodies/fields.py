@@ -237,7 +237,10 @@ class SamplingFields(Body):
             raise self.refusal(error) from error
 
     def _check(self) -> None:
-        """Refuse fields that need another one."""
+        """Refuse fields that need another one, or exclude each other."""
+        if self.structured_outputs is not None and self._has_format:
+            message = "structured_outputs and response_format are two shapes for one text: give one of them"
+            raise ApiError(message, code="invalid_value")
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options needs stream=true", param="stream_options", code="invalid_value")
         if not self.use_beam_search:
@@ -254,22 +257,21 @@ class SamplingFields(Body):
     @property
     def has_shape(self) -> bool:
         """Tell whether the text has a shape."""
-        return self.structured_outputs is not None or (
-            self.response_format is not None and self.response_format.type != "text"
-        )
+        return self.structured_outputs is not None or self._has_format
+
+    @property
+    def _has_format(self) -> bool:
+        return self.response_format is not None and self.response_format.type != "text"
 
     def shape(self) -> StructuredOutputsParams | None:
         """Return the shape that the request asks of the answer's text; None if it asks for none.
 
         Raises:
-            ApiError, ValueError, TypeError: the shape is invalid, or the request has two.
+            ApiError, ValueError, TypeError: the shape is invalid.
         """
-        by_format = None if self.response_format is None else self.response_format.shape()
-        if self.structured_outputs is None:
-            return by_format
-        if by_format is not None:
-            raise ValueError("structured_outputs and response_format are two shapes for one text: give one of them")
-        return self.structured_outputs.shape()
+        if self.structured_outputs is not None:
+            return self.structured_outputs.shape()
+        return None if self.response_format is None else self.response_format.shape()
 
 
 def _token(text: str) -> int:

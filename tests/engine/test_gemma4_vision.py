@@ -86,8 +86,6 @@ def test_a_prefix_that_ends_inside_a_picture_is_found_where_its_tokens_are_causa
 
 TIGHT = {"enable_prefix_caching": False}
 CHANGES = {
-    "swap": TIGHT | {"preemption_mode": "swap"},
-    "recompute": TIGHT | {"preemption_mode": "recompute"},
     "deterministic": {"deterministic": True},
     "drafts": {"speculative": NGram(2)},
     "large steps": {"max_num_batched_tokens": 400},
@@ -101,13 +99,24 @@ def test_nothing_that_happens_to_a_request_changes_its_tokens(engine, checkpoint
     sampled = replace(greedy, temperature=0.7, seed=5, n=2)
     params = [greedy, sampled, greedy, sampled, greedy]
     wanted = engine.generate(PROMPTS, params, use_tqdm=False)
-    changed = CHANGES[change]
-    if is_tight := "preemption_mode" in changed:
-        changed = changed | {"kv_cache_memory_bytes": 33 * engine.memory_report().page_bytes}
-    llm = LLM(checkpoint[0], **(SETTINGS | changed))
+    llm = LLM(checkpoint[0], **(SETTINGS | CHANGES[change]))
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     assert [tokens_of(output) for output in outputs] == [tokens_of(output) for output in wanted]
-    assert any(output.metrics.num_preemptions for output in outputs) == is_tight
+    check_empty(llm)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mode", ["swap", "recompute"])
+def test_preempted_requests_go_on_after_their_pictures(mode, tmp_path):
+    make("gemma4_ahead", tmp_path)
+    asked, greedy = [prompt(PARTS[1], seed) for seed in range(6)], replace(GREEDY, max_tokens=90)
+    engine = LLM(str(tmp_path), **SETTINGS)
+    wanted = engine.generate(asked, greedy, use_tqdm=False)
+    tight = TIGHT | {"preemption_mode": mode, "kv_cache_memory_bytes": 25 * engine.memory_report().page_bytes}
+    llm = LLM(str(tmp_path), **(SETTINGS | tight))
+    outputs = llm.generate(asked, greedy, use_tqdm=False)
+    assert [tokens_of(output) for output in outputs] == [tokens_of(output) for output in wanted]
+    assert any(output.metrics.num_preemptions for output in outputs)
     check_empty(llm)
 
 

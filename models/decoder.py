@@ -155,7 +155,11 @@ class Decoder(nnx.Module):
     def per_layer(
         self, tokens: Int[Array, " tokens"], hidden: Float[Array, "tokens embed"], live_rows: LiveRows
     ) -> Float[Array, "layers tokens width"] | None:
-        """Return each layer's separate input of the tokens, see `Shared.per_layer`; None if there is none."""
+        """Return each layer's separate input of the tokens, see `Shared.per_layer`; None if there is none.
+
+        Args:
+            hidden: what enters the first layer, features of images in their places.
+        """
         return None
 
     def __call__(
@@ -168,12 +172,11 @@ class Decoder(nnx.Module):
         read: Bool[Array, " tokens"] | None = None,
     ) -> tuple[Any, ...]:
         hidden = self.embed(tokens, positions, live_rows)
-        own = self.per_layer(tokens, hidden, live_rows)
         places, group = positions, self.image_group
         if isinstance(group, ImageGroup) and group.axes > 1:
             place: PlaceOnAxes = attend  # type: ignore[assignment]  # one callback serves groups of every kind
             cache, places = place(cache, LayerRef(group.name, 0), positions=positions)
-        shared = replace(self.shared(places, live_rows), per_layer=own)
+        shared = self.shared(places, live_rows)
         if self.layers.stacked:  # XLA:TPU would compute sines in each layer anew, as their angles take less memory
             shared = replace(shared, tables=jax.lax.optimization_barrier(shared.tables))
         if read is not None and live_rows is not None:
@@ -188,6 +191,7 @@ class Decoder(nnx.Module):
                 added = [take(cache, LayerRef(group.name, level), none)[1] for level in range(1, group.levels)]
                 if not any(each is none for each in added):  # some token stands for an image
                     shared = replace(shared, added=jnp.stack(added))
+        shared = replace(shared, per_layer=self.per_layer(tokens, hidden, live_rows))
         if hasattr(self, "encodes_prompts"):
             attend = both_ways(attend, self._reach)
         hidden, cache, *within = self.layers(hidden, shared, cache, attend)

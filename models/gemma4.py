@@ -1,4 +1,4 @@
-"""Gemma 4, text only (Gemma Team, 2026): local and global layers with heads of different widths and numbers.
+"""Gemma 4's text models (Gemma Team, 2026): local and global layers with heads of different widths and numbers.
 
 Besides the hidden state, every layer gets a small vector for each token, from its own table (per-layer embeddings).
 The last layers may keep no KV and read that of the last layer of their type that does. Global layers may use their keys
@@ -28,7 +28,7 @@ from . import weights as convert
 from .attention import Heads
 from .decoder import Decoder, check_model_type
 from .gemma4_assistant import Gemma4AssistantHead, is_assistant
-from .gemma4_layer import Gemma4Layer, heads_of_groups
+from .gemma4_layer import Gemma4Layer, heads_of_groups, own_width
 from .groups import KVSize, kinds_from_types, sized_groups, type_of_group
 from .layers import RMSNorm
 from .linear import Embedding, Linear, LiveRows
@@ -72,20 +72,22 @@ class OwnInputs(nnx.Module):
 
 
 class Gemma4(Decoder):
-    """`jpaged.model_api.CausalLM`; `config` is a Hugging Face ``Gemma4TextConfig``."""
+    """`jpaged.model_api.CausalLM`; `config` is a Hugging Face ``Gemma4TextConfig``, or ``Gemma4UnifiedTextConfig``,
+    which has neither experts nor per-layer inputs."""
 
     _has_experts = True
 
     def __init__(self, config: Any, build: BuildContext):
-        check_model_type(config, ("gemma4_text",))
+        check_model_type(config, ("gemma4_text", "gemma4_unified_text"))
+        has_experts = getattr(config, "enable_moe_block", False)
         if config.use_bidirectional_attention == "all":
             raise ValueError("use_bidirectional_attention='all' is not supported: attention is causal")
-        if build.expert_parallel and not config.enable_moe_block:
+        if build.expert_parallel and not has_experts:
             raise ValueError("enable_expert_parallel=True, but enable_moe_block=False: there are no experts")
         kinds = _kinds(config)
         heads = heads_of_groups(config, kinds, build)
         layout = None
-        if config.enable_moe_block:
+        if has_experts:
             layout = ExpertLayout(config.num_experts, build.tensor_parallel, build.expert_parallel)
 
         def make(kind: LayerKind, build: BuildContext) -> Gemma4Layer:
@@ -102,7 +104,7 @@ class Gemma4(Decoder):
             embed_factor=config.hidden_size**0.5,
             logit_soft_cap=config.final_logit_softcapping,
         )
-        self.own_inputs = OwnInputs(config, build) if config.hidden_size_per_layer_input else None
+        self.own_inputs = OwnInputs(config, build) if own_width(config) else None
 
     def per_layer(
         self, tokens: Int[Array, " tokens"], hidden: Float[Array, "tokens embed"], live_rows: LiveRows

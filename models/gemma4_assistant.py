@@ -42,7 +42,7 @@ from .token_before import PREVIOUS, take_previous
 
 def is_assistant(config: Any) -> bool:
     """Tell whether a config is an assistant's."""
-    return getattr(config, "model_type", None) == "gemma4_assistant"
+    return getattr(config, "model_type", None) in ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 class Gemma4AssistantHead(nnx.Module):

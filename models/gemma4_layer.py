@@ -83,7 +83,7 @@ class Gemma4Layer(nnx.Module):
         self.mlp = GatedMLP(size, width, activation, build, bias=False)
         self.experts = None if layout is None else Gemma4Experts(config, layout, build)
         self.post_mlp_norm = RMSNorm(size, eps, build)
-        self.own_input = OwnInput(config, build) if config.hidden_size_per_layer_input else None
+        self.own_input = OwnInput(config, build) if own_width(config) else None
         self.scalar = constant_param(build, (1,), 1.0)
 
     def __call__(
@@ -112,6 +112,11 @@ class Gemma4Layer(nnx.Module):
         if self.own_input is not None:
             yield from self.own_input.weights(("own_input",), name, layer)
         yield WeightSource(("scalar",), (f"{name}.layer_scalar",), convert.as_stored, P(None), layer)
+
+
+def own_width(config: Any) -> int:
+    """Return the width of the vectors that each layer is given of a token; 0 if the model has none."""
+    return getattr(config, "hidden_size_per_layer_input", 0)
 
 
 def heads_of_groups(config: Any, kinds: tuple[LayerKind, ...], build: BuildContext) -> Mapping[str, Heads]:

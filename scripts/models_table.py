@@ -76,6 +76,9 @@ NAMES: dict[str, str] = {
     "gemma3_text": "Gemma 3 270M, 1B; EmbeddingGemma",
     "gemma3": "Gemma 3 4B, 12B, 27B; MedGemma 4B",
     "gemma4_text": "Gemma 4 E2B, E4B, 31B, 26B-A4B",
+    "gemma4": "Gemma 4 E2B, E4B, 31B, 26B-A4B",
+    "gemma4_unified_text": "Gemma 4 12B",
+    "gemma4_unified": "Gemma 4 12B",
     "llama4_text": "Llama 4 Scout, Maverick",
     "mllama": "Llama 3.2 Vision 11B, 90B",
     "mllama_text_model": "Llama 3.2 Vision's text model",
@@ -161,6 +164,7 @@ WITH_IMAGES = {
     **dict.fromkeys(("llava", "llava_next", "idefics3", "smolvlm"), "engine/test_qwen_vl.py"),
     **dict.fromkeys(("mistral3", "internvl", "lfm2_vl", "llama4"), "engine/test_qwen_vl.py"),
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v", "paddleocr_vl"), "engine/test_qwen_vl.py"),
+    **dict.fromkeys(("gemma4", "gemma4_unified", "gemma4_unified_text"), "engine/test_gemma4_vision.py"),
 }
 """Types with image encoders, and of one's text model -> where their tokens are compared with transformers'."""
 GGUF_ENCODERS = dict.fromkeys(("bert", "modernbert", "nomic_bert"), "loading/gguf/test_gguf_encoders.py")
@@ -208,6 +212,8 @@ def tiny_configs() -> dict[str, list[Any]]:
     found.append(vision.mllama_config().get_text_config())
     found += [make()[1] for make in of_tests("engine/qwen_vl_checkpoints.py").FAMILIES.values()]
     found.append(of_tests("engine/pixtral_checkpoints.py").llama4_config())
+    with_eyes = [make() for make in of_tests("engine/gemma4_checkpoints.py").FAMILIES.values()]
+    found += [*with_eyes, with_eyes[-1].get_text_config()]
     by_type = defaultdict(list)
     for config in found:
         for part in (config, config.get_text_config()):

@@ -24,7 +24,7 @@ from jpaged.execution import PoolSpec, Runner, StepSettings, enable_compilation_
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.compile.cache import precompile_attention_loops
 from jpaged.execution.device_memory import claim_gpu_share, device_bytes, memory_limit
-from jpaged.execution.image_rows import image_examples, image_rows
+from jpaged.execution.image_rows import ImageRows, image_examples, image_rows
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.images import GivenLayout, image_processor_class
 from jpaged.loading import LoadedModel, load_model
@@ -180,7 +180,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
                 deterministic=config.deterministic,
                 verifies=config.speculative is not None,
                 images=no_images is None,
-                together=tokens_together(loaded.model),
+                together=tokens_together(loaded.model, rows, config.max_num_batched_tokens),
                 image_rows=rows,
                 adapters=adapters is not None,
                 scored=config.cumulative_logprobs,
@@ -271,13 +271,16 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
         given=_given_layout(loaded.model, loaded.config, group),
         settings=config.mm_processor_kwargs,
         limits=config.limit_mm_per_prompt,
+        longest=getattr(loaded.model, "longest_image", None),
         processor=loaded.model.image_processor if isinstance(loaded.model, PacksImages) else None,
     )
 
 
 def _given_layout(model: TakesImages, config: Any, group: Any) -> GivenLayout | None:
-    """Return how features that callers encoded are placed: on grids, for models with an axis for each side, or in rows,
-    for those whose image processor ends these."""
+    """Return how features that callers encoded are placed: on grids, for models with an axis for each side; in rows, for
+    those whose image processor ends these; or in turn, for those that say so."""
+    if getattr(model, "takes_features_in_turn", False):
+        return GivenLayout(group.width, None)
     if not isinstance(group, ImageGroup) or group.axes != 3:
         if not isinstance(model, PacksImages):
             return None
@@ -368,14 +371,19 @@ def why_no_images(config: EngineConfig, model: CausalLM, several_processes: bool
     return None
 
 
-def tokens_together(model: CausalLM) -> int | None:
-    """Return how many tokens of an image see each other; None for a model without such images."""
+def tokens_together(model: CausalLM, rows: ImageRows | None, most: int) -> tuple[int, ...]:
+    """Return the numbers of tokens that a launch of an image whose tokens see each other may have, ascending; () for a
+    model without such images.
+
+    Args:
+        rows: packs images that have any size.
+        most: tokens of a step.
+    """
     if not isinstance(model, TakesImages) or not model.image_group.whole:
-        return None
-    if isinstance(model, PacksImages):
-        layout = model.row_layout
-        return None if layout.largest is None else layout.largest // layout.merge
-    return max(features for _, features in model.examples())
+        return ()
+    if rows is None:
+        return (max(features for _, features in model.examples()),)
+    return rows.tokens_up_to(most)
 
 
 def log_model(loaded: LoadedModel, config: EngineConfig) -> None:

@@ -6,7 +6,8 @@ the keys of a token are always cut at the same positions. So a token's hidden st
 on chunks, neighbours, preemption or prefix hits.
 
 Tokens of an image that see each other need each layer's K and V of them all. They are a launch of their own, always
-the whole image and nothing else, so that what it computes depends on the sequence only, too.
+the whole image and nothing else, so that what it computes depends on the sequence only, too. Where images have any
+size, it has one of few lengths.
 """
 
 from __future__ import annotations
@@ -68,13 +69,19 @@ def empty_launch(batch: StepBatch, caches: Sequence[LayerCache]) -> StepBatch:
 
 
 def launches(
-    batch: StepBatch, num_samples: int, caches: Sequence[LayerCache], *, images: bool = False
+    batch: StepBatch,
+    num_samples: int,
+    caches: Sequence[LayerCache],
+    *,
+    images: bool = False,
+    together: Sequence[int] = (),
 ) -> Iterator[Launch]:
     """Cut a step into launches, in order: a later one reads the KV that an earlier one wrote.
 
     Args:
         caches: those of the layer groups, in the batch's order.
         images: whether the batch has places for images.
+        together: lengths of launches of an image whose tokens see each other, ascending.
     """
     num_tokens = int(batch.query_starts[-1])
     seq = np.repeat(np.arange(len(batch.kv_lens)), np.diff(batch.query_starts))
@@ -87,8 +94,9 @@ def launches(
             arrays = _one_by_one(batch, rows, seq, caches, num_tokens)
             yield _launch(batch, arrays, replace(BUCKET, images=images), rows, sampled)
         if image:
-            arrays = _together(batch, image, seq[image.start], caches)
-            yield _launch(batch, arrays, image_bucket(len(image)), image, sampled)
+            length = next((each for each in together if each >= len(image)), len(image))
+            arrays = _together(batch, image, seq[image.start], caches, length, num_tokens)
+            yield _launch(batch, arrays, image_bucket(length), image, sampled)
         start = image.stop
 
 
@@ -111,9 +119,13 @@ def _one_by_one(
     return single_tokens(_by_token(batch, here), len(rows), tuple(arrays), batch.sample_at)
 
 
-def _together(batch: StepBatch, rows: range, seq: int, caches: Sequence[LayerCache]) -> StepBatch:
-    """Return the arrays of an image's tokens."""
-    here = slice(rows.start, rows.stop)
+def _together(
+    batch: StepBatch, rows: range, seq: int, caches: Sequence[LayerCache], length: int, num_tokens: int
+) -> StepBatch:
+    """Return the arrays of an image's tokens, and padding up to `length`."""
+    here: slice | np.ndarray = slice(rows.start, rows.stop)
+    if length > len(rows):  # a row of padding stands for those that are missing
+        here = np.append(rows, np.full(length - len(rows), num_tokens))
     return StepBatch(
         **_by_token(batch, here),
         query_starts=np.array([0, len(rows)], np.int32),

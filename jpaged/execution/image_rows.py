@@ -64,6 +64,11 @@ class ImageRows:
     def _part(self) -> int:
         return -(-self.longest // (EIGHTHS * self._unit)) * self._unit
 
+    def tokens_up_to(self, most: int) -> tuple[int, ...]:
+        """Return the features of each length, ascending, up to the first that so many fit into."""
+        features = tuple(length // self.layout.merge for length in self.lengths)
+        return features[: sum(number < most for number in features) + 1]
+
     def length(self, patches: int) -> int:
         """Return the shortest row that so many patches fit into."""
         part = self._part

@@ -22,7 +22,8 @@ class StepSettings:
         deterministic: whether steps run as `jpaged.execution.deterministic` says.
         verifies: whether steps verify drafts, see `Buckets`.
         images: whether steps may have tokens that stand for images, see `Buckets`.
-        together: tokens of an image that see each other; None = they do not.
+        together: lengths of launches of an image whose tokens see each other, ascending; () = they do not. They matter
+            to deterministic steps.
         image_rows: packs images into rows; None = the encoder takes them one by one.
         adapters: whether sequences may run with low-rank adapters, see `Buckets`.
         scored: whether every draw has a log-probability, even if no request needs it.
@@ -36,7 +37,7 @@ class StepSettings:
     deterministic: bool = False
     verifies: bool = False
     images: bool = False
-    together: int | None = None
+    together: tuple[int, ...] = ()
     image_rows: ImageRows | None = None
     adapters: bool = False
     scored: bool = True
@@ -58,5 +59,5 @@ class StepSettings:
             decodes_with_images=self.images and decodes_read_images(spec),
             adapters=self.adapters,
             only=replace(BUCKET, images=self.images) if self.deterministic else None,
-            together=image_bucket(self.together) if self.images and self.together else None,
+            together=tuple(map(image_bucket, self.together)) if self.images else (),
         )

@@ -129,6 +129,7 @@ class Worker:
         self.programs = programs
         self.frees_memory = platform(mesh) == "cpu" and frees_memory()
         self._deterministic = settings.deterministic
+        self._together = settings.together
         on_compile = self.compilations.begin, self.compilations.end
         self.models = TargetAndDraft(
             graphdef,
@@ -247,7 +248,8 @@ class Worker:
         if not self._deterministic:
             self._sampled = self._run(batch, bucket)
             return
-        for launch in launches(batch, num_samples, self.spec.caches, images=bucket.images):
+        cut = launches(batch, num_samples, self.spec.caches, images=bucket.images, together=self._together)
+        for launch in cut:
             self._hidden.expect(launch.rows, launch.bucket.tokens)
             rows = self._run(launch.batch, launch.bucket)
             self._sampled = rows if self._sampled is None else jnp.where(launch.here[:, None], rows, self._sampled)

@@ -238,10 +238,10 @@ def size_within(
 
 
 def size_of_patches(size: Size, *, patch: int, most: int, pool: int) -> Size:
-    """Return the largest sides of a frame's shape that make at most `most` patches, pooled by squares (Gemma 4).
+    """Return the largest sides of a picture's shape that make at most `most` patches, pooled by squares (Gemma 4).
 
     Raises:
-        ValueError: the frame is too narrow for one square.
+        ValueError: it is too narrow for one square.
     """
     height, width = size
     step = pool * patch
@@ -249,13 +249,13 @@ def size_of_patches(size: Size, *, patch: int, most: int, pool: int) -> Size:
     rows, columns = (math.floor(scale * side / step) * step for side in (height, width))
     longest = most // pool**2 * step
     if not rows and not columns:
-        raise ValueError(f"frames of {width} x {height} pixels become none: the step is {step}")
+        raise ValueError(f"{width} x {height} pixels become none: sides are multiples of {step}")
     if not rows:
         rows, columns = step, min(math.floor(width / height) * step, longest)
     elif not columns:
         rows, columns = min(math.floor(height / width) * step, longest), step
     if rows * columns > most * patch**2:
-        raise ValueError(f"frames of {width} x {height} pixels make more than {most} patches of {patch} x {patch}")
+        raise ValueError(f"{width} x {height} pixels make more than {most} patches of {patch} x {patch}")
     return rows, columns
 
 

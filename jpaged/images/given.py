@@ -31,11 +31,11 @@ class GivenImage:
 
     Attributes:
         features: a vector for each of its tokens, row by row.
-        grid: its patches.
+        grid: its patches; None where the model needs none.
     """
 
     features: Float[np.ndarray, "features width"]
-    grid: Grid
+    grid: Grid | None
 
     @property
     def digest(self) -> bytes:
@@ -58,44 +58,50 @@ class GivenLayout:
 
     Attributes:
         width: numbers of a feature: those of a hidden state, times the levels that the model reads.
-        merge: patches on each side of a square that one token stands for.
+        merge: patches on each side of a square that one token stands for. None = tokens follow one another like text,
+            and images come without grids.
         in_rows: whether tokens follow one another like text, and the model's image processor says what ends a row of
             them (Pixtral); else they lie at their rows and columns.
     """
 
     width: int
-    merge: int
+    merge: int | None
     in_rows: bool = False
 
     def tokens(self, grid: Grid) -> int:
         """Return how many tokens an image takes."""
-        time, height, width = grid
-        return time * (height // self.merge) * (width // self.merge)
+        time, (height, width) = grid[0], self.merged(grid)
+        return time * height * width
 
-    def offsets(self, grid: Grid) -> Int[np.ndarray, "tokens 3"] | None:
+    def offsets(self, grid: Grid | None) -> Int[np.ndarray, "tokens 3"] | None:
         """Return where each token lies in time, height and width, from where the image begins; None = like text."""
-        if self.in_rows:
+        if self.in_rows or grid is None:
             return None
-        time, height, width = grid
-        return np.indices((time, height // self.merge, width // self.merge), np.int32).reshape(3, -1).T
+        return np.indices((grid[0], *self.merged(grid)), np.int32).reshape(3, -1).T
 
-    def advance(self, grid: Grid) -> int | None:
+    def advance(self, grid: Grid | None) -> int | None:
         """Return how far an image moves the position of the token after it: by its longer side; None = like text."""
-        if self.in_rows:
-            return None
-        return max(grid[1:]) // self.merge
+        return None if self.in_rows or grid is None else max(self.merged(grid))
+
+    def merged(self, grid: Grid) -> tuple[int, int]:
+        """Return the tokens of a grid's height and width."""
+        assert self.merge is not None, "a grid of a model that has none"
+        return grid[1] // self.merge, grid[2] // self.merge
 
     def read(self, data: Mapping[str, Any]) -> list[GivenImage]:
         """Return the images of a mapping with the features of all, one after the other, and the grid of each.
 
         Args:
             data: ``image_embeds`` [features, width], float numbers; ``image_grid_thw`` [images, 3], or [3] for one.
-                Each may be a ``.npy`` file in base64.
+                Each may be a ``.npy`` file in base64. Without grids, ``image_embeds`` has the features of one image, or
+                is [images, features, width], or a list with an array of each image.
 
         Raises:
             ValueError: something is missing or of another shape, a grid is no multiple of the squares that are merged,
                 there are more or fewer features than the grids have tokens, or a number is not finite.
         """
+        if self.merge is None:
+            return self._read_runs(data)
         if unknown := sorted(map(str, set(data) - {GIVEN_FEATURES, _GRIDS})):
             raise ValueError(f"given features have {GIVEN_FEATURES!r} and {_GRIDS!r}, not {', '.join(unknown)}")
         if missing := [name for name in (GIVEN_FEATURES, _GRIDS) if data.get(name) is None]:
@@ -118,8 +124,26 @@ class GivenLayout:
             for grid, count, end in zip(grids, counts, ends.tolist(), strict=True)
         ]
 
+    def _read_runs(self, data: Mapping[str, Any]) -> list[GivenImage]:
+        if set(data) != {GIVEN_FEATURES} or data[GIVEN_FEATURES] is None:
+            raise ValueError(f"given features have {GIVEN_FEATURES!r} alone, not {', '.join(sorted(map(str, data)))}")
+        given = data[GIVEN_FEATURES]
+        arrays = [_numbers(each) for each in given] if _lists_images(given) else _numbers(given)
+        if isinstance(arrays, np.ndarray) and arrays.ndim != 3:
+            arrays = arrays[None]
+        if not len(arrays):
+            raise ValueError(f"{GIVEN_FEATURES} is empty: give the features of an image, or leave it out")
+        for number, features in enumerate(arrays, start=1):
+            if features.ndim != 2 or features.shape[1] != self.width or not len(features):
+                raise ValueError(
+                    f"image {number} of {len(arrays)}: {GIVEN_FEATURES} of shape {list(features.shape)} must be "
+                    f"[features, {self.width}], with one feature or more"
+                )
+        return [GivenImage(features, None) for features in arrays]
+
     def _checked(self, grid: Sequence[Any]) -> Grid:
         merge = self.merge
+        assert merge is not None
         whole = len(grid) == 3 and all(isinstance(side, int) and side > 0 for side in grid)
         if whole and self.in_rows and grid[0] != 1:
             raise ValueError(f"{_GRIDS} has {list(grid)}: the model takes images, of 1 patch in time, and no videos")
@@ -129,6 +153,17 @@ class GivenLayout:
                 f"of {merge}"
             )
         return grid[0], grid[1], grid[2]
+
+
+def _lists_images(given: Any) -> bool:
+    """Tell whether images are listed: by files in base64, arrays or lists of features, not by features' numbers."""
+    return isinstance(given, list | tuple) and all(isinstance(each, str) or _dimensions(each) == 2 for each in given)
+
+
+def _dimensions(given: Any) -> int:
+    if isinstance(given, list | tuple):
+        return 1 + (_dimensions(given[0]) if len(given) else 0)
+    return getattr(given, "ndim", 0)
 
 
 def is_given(images: Any) -> bool:

@@ -23,7 +23,7 @@ from jpaged.images.pixels import Picture
 from jpaged.images.pixtral import patches_of, resized
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen import places_of, processor_fields, scale_and_shift
+from jpaged.images.qwen import OF_CLIP, affine, places_of, processor_fields
 from jpaged.images.videos import FrameGroup, VideoProcessor
 from jpaged.processor_settings import replaced
 
@@ -84,7 +84,7 @@ class TileSettings:
             stands for.
         crops: whether pictures are cut into tiles, at least `least` and at most `most`; else each is one.
         resample: Pillow's number of the filter.
-        scale, shift: see `jpaged.images.qwen.scale_and_shift`.
+        scale, shift: see `jpaged.images.qwen.affine`.
     """
 
     tile: int
@@ -126,7 +126,7 @@ class TileSettings:
             int(fields.get("min_patches", 1)),
             int(fields.get("max_patches", 1)),
             _BICUBIC if fields["resample"] is None else int(fields["resample"]),
-            *scale_and_shift(fields, vision.num_channels),
+            *affine(fields, vision.num_channels, *OF_CLIP),
         )
         if tokens is not None and tokens != found.tokens:
             raise ValueError(f"image_seq_length={tokens}, and a tile of {tile} pixels a side has {found.tokens} tokens")

@@ -21,7 +21,7 @@ from jpaged.images.pixels import Picture
 from jpaged.images.pixtral import patches_of, resized
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen import places_of, processor_fields, scale_and_shift
+from jpaged.images.qwen import OF_CLIP, affine, places_of, processor_fields
 from jpaged.processor_settings import replaced
 
 _BILINEAR = 2
@@ -74,7 +74,7 @@ class Lfm2Settings:
         tolerance: a picture is cut that has so many times the pixels of `most` tokens.
         whole: whether the small one follows the tiles.
         resample: Pillow's number of the filter.
-        scale, shift: see `jpaged.images.qwen.scale_and_shift`.
+        scale, shift: see `jpaged.images.qwen.affine`.
     """
 
     patch: int
@@ -114,7 +114,7 @@ class Lfm2Settings:
         if many > 1 and (tile <= 0 or tile % math.prod(found)):
             raise ValueError(f"tile_size={tile} is no multiple of {math.prod(found)}, the pixels of a token's side")
         resample = _BILINEAR if fields["resample"] is None else int(fields["resample"])
-        scaling = scale_and_shift(fields, config.vision_config.num_channels)
+        scaling = affine(fields, config.vision_config.num_channels, *OF_CLIP)
         tolerance = float(fields["max_pixels_tolerance"])
         return cls(*found, least, most, tile, fewest, many, tolerance, fields["use_thumbnail"], resample, *scaling)
 

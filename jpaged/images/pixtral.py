@@ -18,7 +18,7 @@ from jaxtyping import Int32, UInt8
 from jpaged.images.pixels import Picture, pillow
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen import places_of, processor_fields, scale_and_shift
+from jpaged.images.qwen import OF_CLIP, affine, places_of, processor_fields
 from jpaged.processor_settings import replaced
 
 _BICUBIC = 3
@@ -80,7 +80,7 @@ class PixtralSettings:
         most: height and width that a picture is shrunk to.
         resample: Pillow's number of the filter.
         resizes: False leaves the size as it is.
-        scale, shift: see `jpaged.images.qwen.scale_and_shift`.
+        scale, shift: see `jpaged.images.qwen.affine`.
     """
 
     patch: int
@@ -107,7 +107,7 @@ class PixtralSettings:
         if fields.get("do_center_crop"):
             raise ValueError("an image processor with do_center_crop=True is not supported")
         resample = _BICUBIC if fields["resample"] is None else int(fields["resample"])
-        scaling = scale_and_shift(fields, channels)
+        scaling = affine(fields, channels, *OF_CLIP)
         return cls(patch, merge, (int(most[0]), int(most[1])), resample, fields["do_resize"], *scaling)
 
     def resized(self, height: int, width: int) -> tuple[int, int]:

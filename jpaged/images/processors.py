@@ -286,6 +286,10 @@ def open_image_processor(
     return kind.open(folder, config, tokenizer)
 
 
+_WRAPPED = ("gemma4", "gemma4_unified")
+"""Models whose processors put an image's token between those that begin and end an image."""
+
+
 def image_processor_class(name: str) -> type[ImageProcessor]:
     """Return the class that ``"module:Class"`` names."""
     found: type[ImageProcessor] = pkgutil.resolve_name(name)
@@ -318,16 +322,30 @@ def token_named(tokenizer: Any, name: str, usual: str) -> tuple[int, str]:
 def placeholder_of(config: Any, tokenizer: Any) -> Placeholder:
     """Return the text for an image in a prompt: for Gemma 3 the begin-of-image token, else the image token itself."""
     image = config.image_token_id
-    image_text = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(image)
-    if config.model_type != "gemma3":
-        return Placeholder(image, image_text, image, image_text)
-    begin, end = (tokenizer.convert_ids_to_tokens(token) for token in (config.boi_token_id, config.eoi_token_id))
+
+    def text_of(token: int) -> str:
+        return "" if tokenizer is None else tokenizer.convert_ids_to_tokens(token)
+
+    if config.model_type not in ("gemma3", *_WRAPPED):
+        return Placeholder(image, text_of(image), image, text_of(image))
+    begin, end = text_of(config.boi_token_id), text_of(config.eoi_token_id)
+    if config.model_type in _WRAPPED:
+        return Placeholder(
+            image,
+            text_of(image),
+            image,
+            text_of(image),
+            before=(config.boi_token_id,),
+            before_text=begin,
+            after=(config.eoi_token_id,),
+            after_text=end,
+        )
     newlines = tuple(tokenizer.encode("\n\n", add_special_tokens=False))
     return Placeholder(
         config.boi_token_id,
         begin,
         image,
-        image_text,
+        text_of(image),
         before=(*newlines, config.boi_token_id),
         before_text=f"\n\n{begin}",
         after=(config.eoi_token_id, *newlines),

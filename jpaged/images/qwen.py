@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -27,13 +27,14 @@ MOST_OBLONG = 200
 _BICUBIC = 3
 _MOST_VALUE = 1e6
 """Scaled pixels stay below this."""
-_MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+OF_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""CLIP's mean and standard deviation of each channel, which transformers takes where a file names none."""
 _DEFAULTS: Mapping[str, Any] = {
     "do_normalize": True,
     "do_rescale": True,
     "do_resize": True,
-    "image_mean": _MEAN,
-    "image_std": _STD,
+    "image_mean": OF_CLIP[0],
+    "image_std": OF_CLIP[1],
     "merge_size": 2,
     "patch_size": 14,
     "resample": _BICUBIC,
@@ -56,16 +57,22 @@ def processor_fields(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return found
 
 
-def scale_and_shift(fields: Mapping[str, Any], channels: int = 3) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return what a channel's bytes are multiplied by, and what is added then, by a processor's file.
+def affine(
+    fields: Mapping[str, Any], channels: int, mean: Sequence[float], std: Sequence[float], *, normalises: bool = True
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return what a checkpoint's file multiplies each channel's bytes by, and what it adds then.
+
+    Args:
+        mean, std, normalises: where the file says nothing of ``image_mean``, ``image_std`` and ``do_normalize``.
 
     Raises:
-        ValueError: there are not as many numbers as channels, or pixels become too large.
+        ValueError: a list has not a number for each channel, or pixels become too large.
     """
     factor = fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1.0
-    mean, std = (0.0,) * channels, (1.0,) * channels
-    if fields.get("do_normalize", True):
-        mean, std = fields.get("image_mean") or _MEAN, fields.get("image_std") or _STD
+    if fields.get("do_normalize", normalises):
+        mean, std = fields.get("image_mean") or mean, fields.get("image_std") or std
+    else:
+        mean, std = (0.0,) * channels, (1.0,) * channels
     if not len(mean) == len(std) == channels:
         raise ValueError(f"image_mean={mean!r} and image_std={std!r} must have {channels} numbers each")
     if not all(abs(255 * factor / by) + abs(each / by) < _MOST_VALUE for each, by in zip(mean, std, strict=True)):
@@ -119,7 +126,7 @@ class PatchSettings:
         )
         if not least or not most:
             raise ValueError(f"the image processor's size={size} lacks 'shortest_edge' or 'longest_edge'")
-        scale, shift = scale_and_shift(fields, getattr(vision, "in_channels", 3))
+        scale, shift = affine(fields, getattr(vision, "in_channels", 3), *OF_CLIP)
         resample = _BICUBIC if fields.get("resample") is None else int(fields["resample"])
         return cls(
             *known,

@@ -192,6 +192,7 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
 _PROCESSORS = {
     "smolvlm": "jpaged.images.idefics3:SmolVLMVideoProcessor",
     "internvl": "jpaged.images.internvl:InternVLVideoProcessor",
+    **dict.fromkeys(("gemma4", "gemma4_unified"), "jpaged.images.gemma4:Gemma4VideoProcessor"),
     "llava_onevision": f"{__name__}:LlavaOnevisionVideoProcessor",
     **dict.fromkeys(("glm4v", "glm4v_moe"), "jpaged.images.glm_videos:GlmVideoProcessor"),
     "glm46v": "jpaged.images.glm_videos:Glm46VideoProcessor",

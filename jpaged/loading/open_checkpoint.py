@@ -41,6 +41,7 @@ from jpaged.loading.source import (
 )
 from jpaged.loading.tensor_reader import StoredAs, TensorReader
 from jpaged.loading.weight_formats.methods import check_method, method_of, open_coded, quantization_of
+from jpaged.model_api import SeesAround
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -114,8 +115,8 @@ def described(
 ) -> tuple[AnyConfig, type[Any]]:
     """Return a folder's config and family.
 
-    For a multimodal model, returns the text model's config and family if `language_model_only`, or if the multimodal
-    family is not installed.
+    For a multimodal model, returns the text model's config and family if `language_model_only`, if the multimodal
+    family is not installed, or if the config has no tower.
 
     Args:
         file: the config's name in errors, if the folder has a copy.
@@ -137,6 +138,9 @@ def described(
         return named, model_class(text_config.model_type)
     family = model_class(fields["model_type"])
     config = read_config(folder, family, file)
+    if isinstance(family, SeesAround) and getattr(config, "vision_config", config) is None:  # it has no tower
+        text_config = config.get_text_config()
+        return _quantised(text_config, said), model_class(text_config.model_type)
     return _quantised(config, said), around_text(family, config)
 
 

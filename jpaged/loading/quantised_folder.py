@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ from jax.sharding import Mesh
 from jpaged.loading.build_context import build_context
 from jpaged.loading.open_checkpoint import OpenedModel, open_model
 from jpaged.loading.parameters.targets import abstract_model, targets_of
+from jpaged.loading.renamed_tensors import LanguageModelReader
+from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.tokenizer import as_transformers, has_tokenizer, load_tokenizer
 from jpaged.loading.weight_formats.stored_codes import pack_words
 from jpaged.loading.written_forms import GROUPS, check_form
@@ -81,9 +83,9 @@ def quantise_folder(
 ) -> Written:
     """Write a model with plain weights, or a GGUF file, as a folder of quantised safetensors.
 
-    The head, embeddings, routers and norms stay plain, as do matrices that are stored inputs first (GPT-2's), and those
-    whose inputs are no multiple of `group_size` or whose outputs are none of 8; the result names these last ones.
-    compressed-tensors and GPTQ are symmetric, AWQ has zero points.
+    The head, embeddings, routers and norms stay plain, as do towers and their projectors, matrices that are stored
+    inputs first (GPT-2's), and those whose inputs are no multiple of `group_size` or whose outputs are none of 8; the
+    result names these last ones. compressed-tensors and GPTQ are symmetric, AWQ has zero points.
 
     Args:
         method: one of `written_forms.WRITTEN`.
@@ -92,8 +94,7 @@ def quantise_folder(
         warn: is called, before anything is written, if the result will be larger than the model.
 
     Raises:
-        ValueError: a setting is not written, no matrix fits, or the model is quantised already, or has other parts
-            than text.
+        ValueError: a setting is not written, no matrix fits, or the model is quantised already.
         FileExistsError: `out` exists.
     """
     check_form(method, bits, group_size)
@@ -103,8 +104,8 @@ def quantise_folder(
     opened = open_model(name)
     if opened.source.kind == "orbax" or (opened.reader.quantised and opened.gguf is None):
         raise ValueError(f"model={str(name)!r} is no plain checkpoint: name the one that it was made of")
-    if hasattr(opened.config, "vision_config"):
-        raise ValueError(f"model={str(name)!r} has parts that are no text, which are not written quantised")
+    if hasattr(opened.config, "vision_config") and not isinstance(opened.reader, LanguageModelReader):
+        raise ValueError(f"model={str(name)!r} stores its head in the place of its embedding; save it with both")
     matrices = _matrices(opened)
     before, after = _sizes(opened, matrices, method, bits, group_size)
     if after > before:
@@ -118,20 +119,20 @@ def quantise_folder(
 
 
 def _write(opened: OpenedModel, matrices: set[str], folder: Path, method: str, bits: int, group: int) -> Written:
-    reader = opened.reader
     shards, plain, unfit = _Shards(folder), [], {}
     quantised = 0
-    for name in reader.names():
+    for stored, name, reader in _tensors(opened):
         tensor = np.asarray(reader.read(name))
-        if name not in matrices:
-            shards.add({name: tensor})
-            if tensor.ndim == 2 and name.endswith(".weight") and "embed" not in name:
-                plain.append(name.removesuffix(".weight"))
+        owner = stored.removesuffix(".weight")
+        if reader is not opened.reader or name not in matrices:
+            shards.add({stored: tensor})
+            is_table = reader is opened.reader and "embed" in name
+            if tensor.ndim == 2 and stored.endswith(".weight") and not is_table:
+                plain.append(owner)
             continue
-        owner = name.removesuffix(".weight")
         if not _fit([tensor.shape], group):
-            unfit[name] = tensor.shape
-            shards.add({name: tensor})
+            unfit[stored] = tensor.shape
+            shards.add({stored: tensor})
             plain.append(owner)
             continue
         narrow = tensor.dtype if tensor.dtype in (np.float16, ml_dtypes.bfloat16) else np.dtype(np.float16)
@@ -165,19 +166,29 @@ def _write(opened: OpenedModel, matrices: set[str], folder: Path, method: str, b
 
 def _sizes(opened: OpenedModel, matrices: set[str], method: str, bits: int, group: int) -> tuple[int, int]:
     """Return the bytes of a model's tensors before and after, without reading them."""
-    reader = opened.reader
     before = after = 0
-    for name in reader.names():
+    for _, name, reader in _tensors(opened):
         shape = reader.shape(name)
         size = math.prod(shape) * reader.dtype(name).itemsize
         before += size
-        if name not in matrices or not _fit([shape], group):
+        if reader is not opened.reader or name not in matrices or not _fit([shape], group):
             after += size
             continue
         (outputs, inputs), groups = shape, math.prod(shape) // group
         zeros, order = groups * bits // 8 * (method != "compressed-tensors"), 4 * inputs * (method == "gptq")
         after += outputs * inputs * bits // 8 + 2 * groups + zeros + order + 16 * (method == "compressed-tensors")
     return (before if opened.gguf is None else opened.gguf.num_bytes), after
+
+
+def _tensors(opened: OpenedModel) -> Iterator[tuple[str, str, TensorReader]]:
+    """Yield each tensor that is written: its name in the folder, and its name in a reader, which is the model's for the
+    text model, and that of the whole checkpoint for a tower."""
+    reader = opened.reader
+    if not (hasattr(opened.config, "vision_config") and isinstance(reader, LanguageModelReader)):
+        yield from ((name, name, reader) for name in reader.names())
+        return
+    yield from ((reader.stored_name(name), name, reader) for name in reader.names())
+    yield from ((name, name, reader.whole) for name in reader.others)
 
 
 def _fit(shapes: Iterable[tuple[int, ...]], group: int) -> bool:

@@ -209,6 +209,11 @@ def is_multimodal(names: Iterable[str]) -> bool:
     return any(name.startswith(_OF_LANGUAGE_MODEL) for name in names)
 
 
+def text_name(name: str) -> str:
+    """Return the name that a tensor of a multimodal model has in a text-only checkpoint; others keep theirs."""
+    return next(iter(_renamed([name], _PREFIXES)), name)
+
+
 def other_parts(family: Any) -> Mapping[str, str]:
     """Return how the beginnings of names of tensors outside of the text model are mapped, for a family or its model;
     the first match counts."""
@@ -236,6 +241,17 @@ class LanguageModelReader(RenamedTensors):
     def has_head(self) -> bool:
         """Tell whether the vocabulary's head is stored apart from the embedding; the configs are not consulted."""
         return "lm_head.weight" in super().names()
+
+    @property
+    def others(self) -> Iterable[str]:
+        """Return the stored names of the tensors of other parts, which `whole` reads."""
+        mine = set(self._text.values())
+        return (name for name in self._whole.names() if name not in mine)
+
+    @property
+    def whole(self) -> TensorReader:
+        """Return the reader of all of the checkpoint's tensors, under their stored names."""
+        return self._whole
 
     def names(self) -> Iterable[str]:
         """Return the text model's names only, so that unread tensors of other parts are not reported as unused."""

@@ -79,7 +79,7 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         vocab_size=model.vocab_size,
         deterministic=config.deterministic,
         images=why_no_images(config, model, several_processes=False) is None,
-        together=tokens_together(model),
+        together=tokens_together(model, engine.image_rows, config.max_num_batched_tokens),
         image_rows=engine.image_rows,
         adapters=engine.adapters is not None,
         scored=config.cumulative_logprobs,

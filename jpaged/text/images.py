@@ -164,6 +164,7 @@ class ImageInputs:
         given: how features that callers have encoded are placed; None = they are refused.
         settings: the engine's settings of the processor, in place of the checkpoint's.
         limits: most items of a modality in one prompt; one that is not there = as many as `sources` allow.
+        longest: most tokens of an item; None = there is no bound.
         processor: see `open_image_processor`.
     """
 
@@ -181,6 +182,7 @@ class ImageInputs:
         given: GivenLayout | None = None,
         settings: Mapping[str, Any] | None = None,
         limits: Mapping[str, int] | None = None,
+        longest: int | None = None,
         processor: str | None = None,
     ) -> None:
         self.refusal = refusal
@@ -198,6 +200,7 @@ class ImageInputs:
         self._most_together = most_together
         self._given = given
         self._settings = dict(settings or {})
+        self._longest = longest
         self._name = processor
         self._lock = threading.Lock()
         self._opened: ImageProcessor | None = None
@@ -303,7 +306,15 @@ class ImageInputs:
         """
         self._check_taken()
         found = [self._counted_images(media)] if media.images else []
-        return [*found, self._counted_videos(media)] if media.videos else found
+        found += [self._counted_videos(media)] if media.videos else []
+        for kind in found:
+            most = max((each if isinstance(each, int) else len(each) for each in kind.items), default=0)
+            if self._longest is not None and most > self._longest:
+                raise ValueError(
+                    f"an item takes {most} tokens, and layers whose window is {self._longest} have to see "
+                    "all of them; mm_processor_kwargs may lower its size, as max_soft_tokens does"
+                )
+        return found
 
     def _counted_videos(self, media: Media) -> _Counted:
         if (refusal := self.refusal_of("video")) is not None:
@@ -363,9 +374,9 @@ class ImageInputs:
             takes: list[np.ndarray | None] = [None] * len(given)
             if layout.in_rows:
                 ends = self._processor()
-                rows = [ends.of_rows(*(side // layout.merge for side in each.grid[1:])) for each in given]
+                rows = [ends.of_rows(*layout.merged(each.grid)) for each in given if each.grid is not None]
                 expansions, takes = [each[0] for each in rows], [each[1] for each in rows]
-            return _counted(placeholder, expansions, partial(_placed_given, layout, given, takes))
+            return _counted(placeholder, expansions, partial(_placed_given, layout, given, takes, self._whole))
         self._check_number("image", len(images))
         processor = self._processor(media.settings)
         pictures, expansions = self._read(processor, images)
@@ -557,6 +568,7 @@ def _placed_given(
     layout: GivenLayout,
     given: Sequence[GivenImage],
     takes: Sequence[np.ndarray | None],
+    whole: bool,
     spans: Sequence[Span],
     salt: str | None,
 ) -> tuple[PromptItem, ...]:
@@ -568,7 +580,7 @@ def _placed_given(
             image.digest,
             len(image.features),
             image.arrays,
-            whole=False,
+            whole,
             takes=taken,
             offsets=layout.offsets(image.grid),
             advance=layout.advance(image.grid),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import AttendWithinSegments, AttentionGroup, BuildContext, ImageGroup, LayerGroup, WeightSource
 
@@ -25,14 +26,24 @@ class VisionFamily:
             and ``locate`` as a `CausalLM` has.
         processor: see `jpaged.model_api.PacksImages`.
         prefixes: see `tensor_prefixes` there.
-        axes, whole: see `ImageGroup`.
+        axes: see `ImageGroup`.
+        whole: whether the tokens of an image see each other; or a function of the config and a group of the text
+            model's layers, which says it of that group.
+        padding: fields of the config with the ids that the text model's tables take for ``pad_token_id``: tokens of
+            items, where each layer has an input by its token besides the hidden state.
+        longest: returns the most tokens of an image from the config, where tokens see all of their image, and local
+            layers no more than their window; None = it has no bound.
+        given: whether the tokens of an image take its features in order, so that callers may give these.
     """
 
     tower: type[Any]
     processor: str
     prefixes: tuple[tuple[str, str], ...]
     axes: int = 1
-    whole: bool = False
+    whole: bool | Callable[[Any, AttentionGroup], bool] = False
+    padding: tuple[str, ...] = ()
+    longest: Callable[[Any], int | None] | None = None
+    given: bool = False
 
     def around(self, text: type[Any]) -> type[Any]:
         """Return the family that sees by this tower and reads text as the family `text`.
@@ -56,6 +67,7 @@ def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
 
         text_family = text
         image_processor = family.processor
+        takes_features_in_turn = family.given
         tensor_prefixes = family.prefixes
         layer_groups: tuple[LayerGroup, ...]
 
@@ -65,6 +77,11 @@ def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
             self.vision = family.tower(config, build)
             self.row_layout = self.vision.layout
             dtype = np.dtype(build.dtype).name
+            sees = family.whole if callable(family.whole) else lambda *_: family.whole
+            groups = tuple(
+                replace(group, sees_images=sees(config, group)) if isinstance(group, AttentionGroup) else group
+                for group in self.layer_groups
+            )
             self.image_group = ImageGroup(
                 "images",
                 (),
@@ -72,15 +89,19 @@ def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
                 dtype,
                 axes=family.axes,
                 levels=self.vision.levels,
-                whole=family.whole,
+                whole=any(isinstance(group, AttentionGroup) and group.sees_images for group in groups),
             )
-            groups = self.layer_groups
-            if family.whole:
-                groups = tuple(
-                    replace(group, sees_images=True) if isinstance(group, AttentionGroup) else group for group in groups
-                )
             self.layer_groups = (*groups, self.image_group)
             self.encoder_parts = (TOWER,)
+            stand_ins = (getattr(config, name, None) for name in family.padding)
+            self.stand_ins = tuple(token for token in stand_ins if token is not None)
+            self.pad_token = own.pad_token_id or 0
+            self.longest_image = None if family.longest is None else family.longest(config)
+
+        def __call__(self, tokens: Int[Array, " tokens"], *more: Any, **options: Any) -> tuple[Any, ...]:
+            if self.stand_ins:
+                tokens = jnp.where(jnp.isin(tokens, jnp.asarray(self.stand_ins)), self.pad_token, tokens)
+            return super().__call__(tokens, *more, **options)
 
         def encode(self, row: Mapping[str, Array], attend: AttendWithinSegments) -> Float[Array, "features embeds"]:
             """See `jpaged.model_api.PacksImages`."""

@@ -20,7 +20,8 @@ from ..parameters import random_param
 from ..stack import LayerKind, Shared
 from .family import VisionFamily
 from .pixtral import PREFIXES, layers_seen
-from .tower import PixelStem, SquareMerger, layer_weights, layers_of, stretched, within
+from .stretched import centres, cubic, stretched
+from .tower import PixelStem, SquareMerger, layer_weights, layers_of, within
 
 PROJECTOR_EPS = 1e-5
 QK_EPS = 1e-6
@@ -114,7 +115,9 @@ class InternVLVision(nnx.Module):
 
     def _placed(self, places: Int[Array, "patches 4"], is_class: Array) -> Float[Array, "patches embed"]:
         table = self.positions[...]
-        return jnp.where(is_class, table[0], stretched(table[1:], self.side, places))
+        at = centres(places[:, :2], places[:, 2:], self.side)
+        own = stretched(table[1:], cubic(at[:, 0], self.side), cubic(at[:, 1], self.side))
+        return jnp.where(is_class, table[0], own)
 
     def weights(self) -> Iterator[WeightSource]:
         """Yield the sources of all parameters."""

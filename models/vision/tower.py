@@ -66,34 +66,22 @@ def axial(head_dim: int, theta: float) -> Rotary:
     return Rotary(tuple(frequencies * 2), axes=(0,) * pairs + (1,) * pairs)
 
 
-def stretched(
-    table: Float[Array, "squares embed"], side: int, places: Int[Array, "patches 4"]
-) -> Float[Array, "patches embed"]:
-    """Return each patch's entry of a table of `side` x `side` places that is stretched to the grid of its picture.
-
-    As ``interpolate(mode="bicubic")`` of torch does it: by Keys' cubic with a = -0.75, its neighbours beyond the border
-    being those at the border. A grid as large as the table takes the table as it is.
-
-    Args:
-        places: a patch's row and column, and the rows and columns that there are.
-    """
-    at = (places[:, :2] + 0.5) * (side / jnp.maximum(places[:, 2:], 1)) - 0.5
-    low = jnp.floor(at)
-    share = at - low
-    taps = [(low.astype(jnp.int32) + tap, _keys(jnp.abs(share - tap))) for tap in (-1, 0, 1, 2)]
-    total = jnp.zeros((), jnp.float32)
-    for rows, down in taps:
-        for columns, across in taps:
-            number = jnp.clip(rows[:, 0], 0, side - 1) * side + jnp.clip(columns[:, 1], 0, side - 1)
-            weight = down[:, 0] * across[:, 1]
-            total = total + jnp.take(table, number, axis=0, mode="clip").astype(jnp.float32) * weight[:, None]
-    return total
+def scaled_pixels(
+    pixels: Int[Array, "patches numbers"], scale: Float[Array, " channels"], shift: Float[Array, " channels"]
+) -> Float[Array, "patches numbers"]:
+    """Return the numbers of patches' bytes, which lie channel by channel."""
+    each = pixels.reshape(len(pixels), len(scale), -1).astype(jnp.float32)
+    return (each * scale[:, None] + shift[:, None]).reshape(pixels.shape)
 
 
-def _keys(distance: Float[Array, "*axes"]) -> Float[Array, "*axes"]:
-    a, x = -0.75, distance
-    near = ((a + 2) * x - (a + 3)) * x**2 + 1
-    return jnp.where(x <= 1, near, ((x - 5) * x + 8) * x * a - 4 * a)
+def channels_first(channels: int) -> convert.Converter:
+    """Return a converter of an array whose last axis has the channels of each pixel in turn, to channel by channel."""
+
+    def turned(stored: Any) -> Any:
+        pixels = stored.reshape(*stored.shape[:-1], -1, channels)
+        return pixels.swapaxes(-2, -1).reshape(stored.shape)
+
+    return turned
 
 
 class PixelStem(nnx.Module):
@@ -111,15 +99,16 @@ class PixelStem(nnx.Module):
         live_rows: LiveRows,
     ) -> Float[Array, "patches embed"]:
         """Return a vector for each patch."""
-        each = pixels.reshape(len(pixels), self.channels, -1).astype(jnp.float32)
-        numbers = (each * scale[:, None] + shift[:, None]).reshape(pixels.shape)
+        numbers = scaled_pixels(pixels, scale, shift)
         return self.project(numbers.astype(self.project.weight.dtype), live_rows)
 
-    def weights(self, path: tuple[str, ...], name: str) -> Iterator[WeightSource]:
-        """Yield the sources of the convolution ``{name}``, [embed, channels, ...]."""
+    def weights(self, path: tuple[str, ...], name: str, *, channels_last: bool = False) -> Iterator[WeightSource]:
+        """Yield the sources of the convolution ``{name}``, [embed, channels, ...], or of a matrix whose inputs have the
+        channels of each pixel in turn."""
 
         def flat(kernel: Any) -> Any:
-            return kernel.reshape(len(kernel), -1).T
+            kernel = kernel.reshape(len(kernel), -1)
+            return (channels_first(self.channels)(kernel) if channels_last else kernel).T
 
         yield from self.project.weights((*path, "project"), (name,), None, flat, may_quantise=False)
 

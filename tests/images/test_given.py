@@ -48,6 +48,33 @@ def test_arrays_have_few_shapes(features, places):
     assert array.shape == (places, 6) and not array[features:].any()
 
 
+def test_without_grids_images_come_alone_stacked_or_listed():
+    layout = GivenLayout(width=6, merge=None)
+    one, several = np.ones((5, 6)), np.arange(36.0).reshape(2, 3, 6)
+    for data, counts in [
+        (one, [5]),
+        (one.tolist(), [5]),
+        (several, [3, 3]),
+        ([one, several[0]], [5, 3]),
+        ([several[0].tolist(), one.tolist()], [3, 5]),
+        (npy(one), [5]),
+        ([npy(one), npy(several[1])], [5, 3]),
+    ]:
+        images = layout.read({"image_embeds": data})
+        assert [len(image.features) for image in images] == counts
+        assert {(layout.advance(image.grid), image.grid) for image in images} == {(None, None)}
+        assert layout.offsets(images[0].grid) is None
+    for data, message in [
+        ({"image_embeds": np.ones((5, 7))}, r"image 1 of 1: image_embeds of shape \[5, 7\] must be \[features, 6\]"),
+        ({"image_embeds": [one, np.ones((0, 6))]}, "image 2 of 2"),
+        ({"image_embeds": []}, "is empty|must be"),
+        ({"image_embeds": one, "image_grid_thw": [1, 1, 5]}, "'image_embeds' alone, not image_embeds, image_grid_thw"),
+        ({"image_embeds": one * np.nan}, "not finite"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            layout.read(data)
+
+
 def npy(array, cut=None):
     """Return the file of an array in base64; of its numbers `cut` bytes are left."""
     file = io.BytesIO()

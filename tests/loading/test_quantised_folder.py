@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from checkpoints import make_checkpoint
 from coded_checkpoints import float_llama, gptq_llama, save
+from gemma4_checkpoints import make as make_seeing
 from gguf import GGMLQuantizationType
 from gguf_files import write_quantised_llama
 from safetensors.numpy import load_file
@@ -50,6 +51,23 @@ def test_the_loader_reads_the_codes_that_were_written(tmp_path, method, bits):
         value for value in flat_values(load_model(tmp_path / "out", dtype="float32").params).values() if is_held(value)
     ]
     assert {matrix.codes.nbytes * 8 // np.prod(matrix.shape) for matrix in held} == {bits}
+
+
+def test_towers_stay_as_they_are_and_tensors_keep_their_names(tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "hidden_size_per_layer_input": 32}
+    make_seeing("gemma4", tmp_path / "plain", **sizes)
+    written = quantise_folder(tmp_path / "plain", tmp_path / "out", group_size=32)
+    assert written.quantised > 20 and not written.plain
+    plain, coded = (load_file(tmp_path / folder / "model.safetensors") for folder in ("plain", "out"))
+    packed = {name.removesuffix("_packed") for name in coded if name.endswith(".weight_packed")}
+    assert packed and all(name.startswith("model.language_model.layers.") for name in packed if "per_layer" not in name)
+    assert plain.keys() - packed == {name for name in coded if not name.startswith(tuple(packed))}
+    for name in plain.keys() - packed:
+        np.testing.assert_array_equal(coded[name], plain[name], err_msg=name)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    ignored = set(config["quantization_config"]["ignore"])
+    linear = {name.removesuffix(".weight") for name in plain if name.endswith("_proj.linear.weight")}
+    assert config["vision_config"] and linear and linear <= ignored
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

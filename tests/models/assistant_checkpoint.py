@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 from checkpoints import make_checkpoint
-from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
+from transformers import (
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
+    Gemma4TextConfig,
+    Gemma4UnifiedAssistantConfig,
+    Gemma4UnifiedAssistantForCausalLM,
+    Gemma4UnifiedTextConfig,
+)
 
 VOCAB = 212
 KINDS = ("sliding_attention", "full_attention")
@@ -74,28 +81,40 @@ def make_model_and_assistant(
         text, changes: of the config of the assistant's text model, and of the assistant's.
     """
     model = make_checkpoint("gemma4", folder, vocab_size=VOCAB, vocab_size_per_layer_input=VOCAB)
-    own = model.config
+    return TorchAssistant(model, make_assistant(model.config, head, ordered=ordered, text=text, **changes))
+
+
+def make_assistant(
+    own: Any, head: Path, *, ordered: bool = True, text: dict[str, Any] | None = None, **changes: Any
+) -> Any:
+    """Save a random assistant of a model whose text config is `own`; for the others see `make_model_and_assistant`."""
+    is_unified = own.model_type == "gemma4_unified_text"
+    kinds: tuple[Any, Any, Any] = Gemma4TextConfig, Gemma4AssistantConfig, Gemma4AssistantForCausalLM
+    if is_unified:
+        kinds = Gemma4UnifiedTextConfig, Gemma4UnifiedAssistantConfig, Gemma4UnifiedAssistantForCausalLM
+    text_config, whole_config, assistant_model = kinds
+    others = {name: size for name, size in OTHER.items() if not (is_unified and name.endswith("per_layer_input"))}
     slides, sees_all = (
         own.per_layer_config[own.layer_types.index(f"{kind}_attention")] for kind in ("sliding", "full")
     )
-    config = Gemma4AssistantConfig(
-        text_config=Gemma4TextConfig(
+    config = whole_config(
+        text_config=text_config(
             **{name: getattr(own, name) for name in SAME}
             | {"num_key_value_heads": slides.num_key_value_heads, "head_dim": slides.head_dim}
             | {"global_head_dim": sees_all.head_dim}
-            | OTHER
+            | others
             | (text or {})
         ),
         **{
             "backbone_hidden_size": own.hidden_size,
             "use_ordered_embeddings": ordered,
-            "num_centroids": VOCAB // 4,
+            "num_centroids": own.vocab_size // 4,
             "centroid_intermediate_top_k": 20,
         }
         | changes,
     )
     torch.manual_seed(9)
-    assistant = Gemma4AssistantForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="eager")
+    assistant = assistant_model._from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for key, weight in assistant.named_parameters():
             centre = 0.4 if key.endswith("q_norm.weight") else 1.0
@@ -106,4 +125,4 @@ def make_model_and_assistant(
             if key.endswith("token_ordering"):
                 buffer.copy_(torch.randperm(own.vocab_size))
     assistant.save_pretrained(head)
-    return TorchAssistant(model, assistant.eval())
+    return assistant.eval()

@@ -228,8 +228,8 @@ class LayerCache(ABC):
         found = {name: getattr(arrays, name) for name in entries}
         return arrays._replace(**{name: array[entries[name]] for name, array in found.items() if array is not None})
 
-    def together(self, arrays: Any, rows: slice, seq: int) -> Any:
-        """Return the arrays of a step of only the tokens in `rows`, those of an image that see each other.
+    def together(self, arrays: Any, rows: slice | np.ndarray, seq: int) -> Any:
+        """Return the arrays of a step of only the tokens in `rows`, those of an image that see each other, and padding.
 
         Args:
             arrays: the arrays of the whole step.

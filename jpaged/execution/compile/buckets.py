@@ -52,7 +52,7 @@ class Buckets:
         decodes_with_images: whether decode steps too may have tokens that read images.
         adapters: whether sequences may run with adapters: steps with some have buckets of their own.
         only: the bucket all steps run in, and the sampler for max_num_seqs rows only.
-        together: the bucket of tokens of images that see each other, in addition to `only`.
+        together: buckets of tokens of images that see each other, in addition to `only`.
     """
 
     decode: tuple[Bucket, ...]
@@ -69,13 +69,13 @@ class Buckets:
         decodes_with_images: bool = False,
         adapters: bool = False,
         only: Bucket | None = None,
-        together: Bucket | None = None,
+        together: tuple[Bucket, ...] = (),
     ) -> None:
         self._images = images and only is None
         self._adapters = adapters and only is None
         self._decodes_with_images = decodes_with_images and self._images
         if only is not None:
-            self.decode, self.mixed = (only,), () if together is None else (together,)
+            self.decode, self.mixed = (only,), together
             self.sample_rows = (max_num_seqs,)
             return
         powers = [2**i for i in range((max_num_seqs - 1).bit_length())]

@@ -11,6 +11,7 @@ from jaxtyping import Shaped
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.loading.lora.peft import LowRank, PeftAdapter
 from jpaged.loading.lora.sites import Place
+from jpaged.loading.renamed_tensors import text_name
 from jpaged.model_api import AdapterSite
 from jpaged.scheduling.inputs import Adapter
 
@@ -74,9 +75,11 @@ def _of_shard(site: AdapterSite, down: np.ndarray, up: np.ndarray, shard: int, s
 
 
 def _place_of(module: str, location: str, places: Mapping[str, Place]) -> Place:
-    for name in (module, f"model.{module}"):  # an adapter of the model without its head
-        if f"{name}.weight" in places:
-            return places[f"{name}.weight"]
+    weight = f"{module}.weight"
+    # An adapter may be of the model without its head, or of a whole model of which this is the language model.
+    for name in (weight, f"model.{weight}", text_name(weight)):
+        if name in places:
+            return places[name]
     raise ValueError(
         f"{location} adapts {module}, which is no matrix of this model's layers that low-rank adapters can change "
         "(embeddings, the vocabulary's head, routed experts and encoders of images cannot be changed)"

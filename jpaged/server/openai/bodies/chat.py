@@ -39,11 +39,11 @@ class ImageEmbeds(Body):
     """Features of images that the client has encoded, each field a ``.npy`` file in base64.
 
     Attributes:
-        image_grid_thw: patches of each image in time, height and width; also as numbers.
+        image_grid_thw: patches of each image in time, height and width, where the model needs them; also as numbers.
     """
 
     image_embeds: str
-    image_grid_thw: str | list[int] | list[list[int]]
+    image_grid_thw: str | list[int] | list[list[int]] | None = None
 
 
 class ContentPart(Body):
@@ -77,7 +77,7 @@ class ContentPart(Body):
         if self.type == "video_url" and self.video_url is not None:
             return {"type": "video_url", "video_url": {"url": self.video_url.url}}
         if self.type == "image_embeds" and self.image_embeds is not None:
-            return {"type": "image_embeds", "image_embeds": self.image_embeds.model_dump()}
+            return {"type": "image_embeds", "image_embeds": self.image_embeds.model_dump(exclude_none=True)}
         kinds = "'text', 'image_url', 'video_url' and 'image_embeds' are taken"
         message = f"{where} has the type {self.type!r}; {kinds}, each with a field of its name"
         raise ApiError(message, param=where, code="invalid_value")

@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-BUDGET, SEQUENCES = 512, 16
+BUDGET = 512
 Answers = list[tuple[list[int], int, float]]
 """Tokens of each answer, prompt tokens found, and seconds to the first token."""
 
 
-def jpaged(model: str, dtype: str, kv_bytes: int, context: int, tokens: int) -> Any:
+def jpaged(model: str, dtype: str, kv_bytes: int, context: int, tokens: int, sequences: int) -> Any:
     from jpaged import LLM, SamplingParams
 
     llm = LLM(
@@ -30,10 +30,9 @@ def jpaged(model: str, dtype: str, kv_bytes: int, context: int, tokens: int) -> 
         dtype=dtype,
         kv_cache_memory_bytes=kv_bytes,
         max_model_len=context,
-        max_num_seqs=SEQUENCES,
+        max_num_seqs=sequences,
         max_num_batched_tokens=BUDGET,
     )
-    llm.warmup(use_tqdm=False)
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
 
     def run(prompts: list[list[int]]) -> Answers:
@@ -50,7 +49,7 @@ def jpaged(model: str, dtype: str, kv_bytes: int, context: int, tokens: int) -> 
     return run
 
 
-def vllm(model: str, dtype: str, kv_bytes: int, context: int, tokens: int) -> Any:
+def vllm(model: str, dtype: str, kv_bytes: int, context: int, tokens: int, sequences: int) -> Any:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     from vllm import LLM, SamplingParams
 
@@ -59,7 +58,7 @@ def vllm(model: str, dtype: str, kv_bytes: int, context: int, tokens: int) -> An
         dtype=dtype,
         kv_cache_memory_bytes=kv_bytes,
         max_model_len=context,
-        max_num_seqs=SEQUENCES,
+        max_num_seqs=sequences,
         max_num_batched_tokens=BUDGET,
         enable_prefix_caching=True,
         skip_tokenizer_init=True,
@@ -102,7 +101,9 @@ def main() -> None:
     asked = json.loads(Path(work).read_text())
     tokens = asked["answer"]
     longest = max(sum(map(len, talk)) + tokens * len(talk) for talk in asked["talks"])
-    run = {"jpaged": jpaged, "vllm": vllm}[name](model, dtype, int(kv_bytes), -(-longest // 256) * 256, tokens)
+    run = {"jpaged": jpaged, "vllm": vllm}[name](
+        model, dtype, int(kv_bytes), -(-longest // 256) * 256, tokens, len(asked["talks"])
+    )
     served(run, asked["warm"])
     Path(out).write_text(json.dumps(served(run, asked["talks"])))
 

@@ -20,6 +20,7 @@ COMPILED = Cases(
         "whole-steps": "whole_steps.whole_steps",
         "gpu-bytes": "gpu_bytes.step_bytes",
         "gpu-experts": "gpu_experts.gpu_experts",
+        "gpu-peers": "gpu_peers.gpu_peers",
         "gpu-launches": "gpu_launches.launches",
         "gpu-compiles": "gpu_compiles.compiles",
     },

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import jax
 import triton
@@ -14,8 +10,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pallas_kernels.gpu_launch import Launch
+from scripts.compiled_code.sass import resources
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 POINTERS = {"float32": "*fp32", "bfloat16": "*bf16", "float16": "*fp16", "int32": "*i32", "int8": "*i8", "uint8": "*u8"}
 
 
@@ -26,10 +22,12 @@ class Compiler:
     Attributes:
         capability: e.g. 90 for sm_90.
         kernels: kernel name to its shared memory in bytes, registers a thread, and spilled bytes a thread.
+        made: kernel name to its last launch and cubin.
     """
 
     capability: int
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
+    made: dict[str, tuple[Launch, bytes]] = field(default_factory=dict)
 
     def __call__(self, launch: Launch, *inputs: jax.Array | int) -> list[jax.ShapeDtypeStruct]:
         arrays = [*inputs, *launch.out]
@@ -49,16 +47,8 @@ class Compiler:
             options={"num_warps": launch.num_warps, "num_stages": launch.num_stages, "enable_fp_fusion": True},
         )
         name = launch.kernel.__name__
-        takes = {"shared": compiled.metadata.shared} | _resources(compiled.asm["cubin"])
+        takes = {"shared": compiled.metadata.shared} | resources(compiled.asm["cubin"])
+        self.made[name] = launch, compiled.asm["cubin"]
         known = self.kernels.get(name, takes)  # a kernel of several forms is what the largest takes
         self.kernels[name] = {what: max(number, known[what]) for what, number in takes.items()}
         return [jax.numpy.zeros(out.shape, out.dtype) for out in launch.out]
-
-
-def _resources(cubin: bytes) -> dict[str, int]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        text = subprocess.run([CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    registers, stack, local = (int(re.search(rf"{key}:(\d+)", text)[1]) for key in ("REG", "STACK", "LOCAL"))
-    return {"registers": registers, "spilled": stack + local}

@@ -277,8 +277,8 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
 
 
 def _given_layout(model: TakesImages, config: Any, group: Any) -> GivenLayout | None:
-    """Return how features that callers encoded are placed: on grids, for models with an axis for each side; in rows, for
-    those whose image processor ends these; or in turn, for those that say so."""
+    """Return how features that callers encoded are placed: on grids, for models with an axis for each side; in rows,
+    for those whose image processor ends these; or in turn, for those that say so."""
     if getattr(model, "takes_features_in_turn", False):
         return GivenLayout(group.width, None)
     if not isinstance(group, ImageGroup) or group.axes != 3:

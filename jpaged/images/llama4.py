@@ -215,5 +215,5 @@ class Llama4ImageProcessor(ImageProcessor):
         ids, token = self.expansion(picture.size, alone=alone).ids, self.placeholder.image_token
         run = np.array(ids[ids.index(token) : len(ids) - ids[::-1].index(token)]) == token
         takes = np.full(len(run), -1, np.int32)
-        takes[run] = made.takes
+        takes[run] = np.arange(made.features) if made.takes is None else made.takes
         return PreparedImage(made.arrays, made.features, takes)

@@ -106,7 +106,8 @@ class PixtralSettings:
             raise ValueError(f"the image processor's size={dict(size)} lacks 'longest_edge', or 'height' and 'width'")
         if fields.get("do_center_crop"):
             raise ValueError("an image processor with do_center_crop=True is not supported")
-        resample = _BICUBIC if fields["resample"] is None else int(fields["resample"])
+        given: Any = fields["resample"]
+        resample = _BICUBIC if given is None else int(given)
         scaling = affine(fields, channels, *OF_CLIP)
         return cls(patch, merge, (int(most[0]), int(most[1])), resample, fields["do_resize"], *scaling)
 

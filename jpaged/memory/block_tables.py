@@ -39,6 +39,8 @@ class RequestBlocks:
         begun: arguments of the first `begin`; None before it.
         parts_at: leading tokens that layers without windows had cached when it began: its prompt parts from another
             one there, and later ones may, too.
+        junction: leading tokens after which its prompt parts from a recent one inside that; 0 = none.
+        leaves_less: whether it leaves less for later requests than its policies would, see `leave_less`.
         ends: lengths after which it is to leave what a later request may begin with, see `Policy.for_prefix`.
         groups: policy and block size (tokens) of each layer group, for this request.
         releases: whether any group's policy may release blocks while a sequence grows.
@@ -53,7 +55,9 @@ class RequestBlocks:
         "ends",
         "goes_on",
         "groups",
+        "junction",
         "kept_tokens",
+        "leaves_less",
         "marks",
         "num_seqs",
         "open_pages",
@@ -83,6 +87,8 @@ class RequestBlocks:
         self.marks = marks
         self.begun: tuple[int, int] | None = None
         self.parts_at = 0
+        self.junction = 0
+        self.leaves_less = False
         self.ends: tuple[int, ...] = ()
         self.goes_on = False
         self.groups = request_groups(groups, encoder_tokens, prompt_tokens)
@@ -105,6 +111,14 @@ class RequestBlocks:
             self.groups = [(policy.to_go_on(), size) for policy, size in self.groups]
         kept = (self.kept_tokens,) if self.kept_tokens and not self.marks else (self.kept_tokens, shared, *ends)
         self.groups = [(policy.for_prefix(cached, *kept), size) for policy, size in self.groups]
+
+    def leave_less(self) -> bool:
+        """Leave as little for later requests as the policies can; return whether that is less than before."""
+        cached, shared = self.begun or (0, 0)
+        before = self.groups
+        self.groups = [(policy.for_little_room(cached, shared), size) for policy, size in before]
+        self.leaves_less = self.groups != before
+        return self.leaves_less
 
     def guess(self, end: int) -> Guess | None:
         """Return why the state after `end` tokens is kept once no sequence owns it; None where a request began with it

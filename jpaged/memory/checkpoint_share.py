@@ -46,6 +46,7 @@ class CheckpointShare:
     Attributes:
         of_answers: those of the groups whose running state lies in the block of the next checkpoint.
         waiting: for each guess the blocks, as (group, block).
+        interval: fewest tokens between two states inside a prompt.
         seen: how many recent requests went on from an end, and how many parted before.
     """
 
@@ -55,7 +56,7 @@ class CheckpointShare:
         self._pool_bytes = layout.pool_bytes
         self.groups = frozenset(groups)
         policies = [group.spec.policy for group in layout.groups]
-        self._interval = min(policy.interval for policy in policies if isinstance(policy, StateCheckpoints))
+        self.interval = min(policy.interval for policy in policies if isinstance(policy, StateCheckpoints))
         self.of_answers = () if any(isinstance(policy, VerifiedStates) for policy in policies) else tuple(groups)
         self.waiting: dict[Guess, OrderedDict[tuple[int, int], None]] = {guess: OrderedDict() for guess in Guess}
         self.seen = [0, 0]
@@ -63,7 +64,7 @@ class CheckpointShare:
 
     def arrived(self, shared: int, *, goes_on: bool) -> None:
         """Learn from a request that shares tokens with a recent one: whether it goes on from an end of that."""
-        if not goes_on and shared < self._interval:
+        if not goes_on and shared < self.interval:
             return
         self.seen[not goes_on] += 1
         if sum(self.seen) > MOST_SEEN:

@@ -173,10 +173,11 @@ class PrefixLookup:
     def _begin(self, sequence: BlockTables, length: int, spans: Sequence[TokenSpan]) -> None:
         """Fix the policies and predictions of a sequence that begins with a cached prefix of `length` tokens."""
         shared = 0 if self._recent is None else self._recent.arrived(sequence)
-        if self._checkpoints is not None and self._recent is not None and shared:
-            self._checkpoints.arrived(shared, goes_on=self._recent.goes_on(sequence.request.request_id))
-        request = sequence.request
-        seen = self._checkpoints
+        request, seen = sequence.request, self._checkpoints
+        if seen is not None and self._recent is not None and shared:
+            goes_on = self._recent.goes_on(request.request_id)
+            seen.arrived(shared, goes_on=goes_on)
+            request.junction = 0 if goes_on or shared < seen.interval else shared
         ends = request.known_ends(self._prefix_step, spans, parts=seen is not None and seen.parts)
         request.begin(length, shared, ends, goes_on=seen is not None and seen.goes_on)
         if self._predicted is not None:

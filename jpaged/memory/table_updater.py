@@ -21,6 +21,11 @@ UNLIKELY = -1000
 """Level of priority, below all that requests can ask for, of blocks that hardly any prefix will need."""
 
 
+IN_USE = 1
+"""Level of a state where a running request's prompt parts from another one: a hit there shares KV that is in use, and
+takes no room. Requests can ask for any higher one."""
+
+
 class TableUpdater:
     """Gives blocks to sequences and takes them back, in step with the allocator and the prefix cache.
 
@@ -262,7 +267,7 @@ class TableUpdater:
                 if self._aligned and policy.appends:
                     self._release_passed(sequence, g, gap, length)
                 else:
-                    self._release(sequence, g, gap)
+                    self._release(sequence, g, gap, junction=sequence.request.junction if self._aligned else 0)
                 for i in gap:
                     table[i] = NO_BLOCK
             sequence.released_below[g] = first_active
@@ -283,11 +288,31 @@ class TableUpdater:
         self.clock += 1
         for g, table in enumerate(sequence.tables):
             self._release(sequence, g, range(len(table)))
+        if sequence.request.junction:
+            self._leave_junction(sequence)
         if self._recent is not None:
             self._recent.ended(sequence)
         if self._predicted is not None:
             self._predicted.ended(sequence)
             self._trim()
+
+    def _leave_junction(self, sequence: BlockTables) -> None:
+        """Give the states at a request's junction the default level, as needed now, unless others use the KV."""
+        assert self._checkpoints is not None
+        end, request = sequence.request.junction, sequence.request
+        named = []
+        for g, (policy, size) in enumerate(request.groups):
+            links = self._cache.chain(sequence, g).links
+            if policy.names_tokens and end // size <= len(links):
+                block = self._cache.find(g, links[end // size - 1])
+                if block is not None:
+                    named.append((g, block))
+        if any(self._allocator.groups[g].ref_count[block] for g, block in named if g not in self._checkpoints.groups):
+            return
+        for g, block in named:
+            key = self._allocator.groups[g].evictable.get(block)
+            if g in self._checkpoints.groups and key is not None and key.level == IN_USE:
+                self._allocator.requeue(g, block, EvictionKey(self.clock, key.negative_end))
 
     def _release_passed(self, sequence: BlockTables, g: int, passed: range, length: int) -> None:
         """Release blocks that a window has passed; those that no prefix is likely to end near are evicted first.
@@ -308,11 +333,19 @@ class TableUpdater:
         wanted += sequence.predicted[g]
         self._release(sequence, g, passed, {i for i in passed if not any(i in run for run in wanted)})
 
-    def _release(self, sequence: BlockTables, g: int, logical: range, unlikely: Container[int] = frozenset()) -> None:
+    def _release(
+        self,
+        sequence: BlockTables,
+        g: int,
+        logical: range,
+        unlikely: Container[int] = frozenset(),
+        junction: int = 0,
+    ) -> None:
         """Release the blocks `logical` of a table, the longest prefix first.
 
         Args:
             unlikely: those that hardly any prefix will need.
+            junction: tokens of the prefix whose state is worth more while the sequence runs; 0 = none.
         """
         tick, table = self.clock, sequence.tables[g]
         policy, size = sequence.request.groups[g]
@@ -328,7 +361,9 @@ class TableUpdater:
                 protect = bool(runs) and any(i in run for run in runs)
                 cached = self._is_cached(sequence, g, i)
                 level = self._level(retention, g, block, end) if cached and ranked else 0
-                if level or i in unlikely:
+                if cached and not level and junction and end == junction and checkpoints is not None:
+                    time = time.at_level(IN_USE)
+                elif level or i in unlikely:
                     time, protect = time.at_level(level or UNLIKELY), False  # the user knows better than the prediction
                 release(g, block, time, cached, protect)
                 if checkpoints is not None and cached:

@@ -46,8 +46,13 @@ class Preemption:
 
     def make_room(self, request: Request, plan: StepPlan, is_enough: Callable[[int], bool]) -> bool:
         """Preempt the requests that have to go for another one to enter; return False, with none preempted, where it
-        could not enter. See `Admission.find_victims`."""
+        could not enter. See `Admission.find_victims`.
+
+        None waits or is preempted for the sake of later requests: one that does not fit leaves less for these.
+        """
         victims = self._admission.find_victims(request, plan, is_enough)
+        if victims != [] and self._allocation.memory.leave_less(request.live[0].seq_id):
+            victims = self._admission.find_victims(request, plan, is_enough)
         for _ in victims or ():
             self.preempt_last(plan)
         return victims is not None

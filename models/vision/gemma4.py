@@ -177,8 +177,9 @@ class TowerLayer(nnx.Module):
     """``x += norm(attention(norm(x))); x += norm(mlp(norm(x)))``."""
 
     def __init__(self, vision: Any, heads: Heads, build: BuildContext):
-        for attribute in _NORMS:
-            setattr(self, attribute, RMSNorm(vision.hidden_size, vision.rms_norm_eps, build))
+        size, eps = vision.hidden_size, vision.rms_norm_eps
+        self.input_norm, self.post_attention_norm = RMSNorm(size, eps, build), RMSNorm(size, eps, build)
+        self.pre_mlp_norm, self.post_mlp_norm = RMSNorm(size, eps, build), RMSNorm(size, eps, build)
         self.attention = TowerAttention(vision, heads, build)
         self.mlp = TowerMLP(vision, build)
 

@@ -107,14 +107,13 @@ class InternVLVision(nnx.Module):
         is_class = (places[:, 0] < 0)[:, None]
         x = jnp.where(is_class, self.class_token[...].astype(x.dtype), x)
         if self.positions is not None:
-            x = x + self._placed(places, is_class).astype(x.dtype)
+            x = x + self._placed(self.positions[...], places, is_class).astype(x.dtype)
         x, _ = self.layers(x, Shared({"tiles": None}, live), None, within(attend))
         if self.norm is not None:
             x = self.norm(x)
         return self.project(x, live // self.layout.merge)
 
-    def _placed(self, places: Int[Array, "patches 4"], is_class: Array) -> Float[Array, "patches embed"]:
-        table = self.positions[...]
+    def _placed(self, table: Array, places: Int[Array, "patches 4"], is_class: Array) -> Float[Array, "patches embed"]:
         at = centres(places[:, :2], places[:, 2:], self.side)
         own = stretched(table[1:], cubic(at[:, 0], self.side), cubic(at[:, 1], self.side))
         return jnp.where(is_class, table[0], own)

@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_pools import run
 
-from jpaged.memory import NO_BLOCK, FullAttention, GroupSpec, MemoryManager, PoolLayout, StateCheckpoints
+from jpaged.memory import (
+    NO_BLOCK,
+    Fit,
+    FullAttention,
+    GroupSpec,
+    MemoryManager,
+    Need,
+    PoolLayout,
+    StateCheckpoints,
+)
 from jpaged.memory.checkpoint_share import CheckpointShare, Guess
 from jpaged.memory.hash_chain import HashChain
 
@@ -132,6 +141,52 @@ def test_a_copy_for_a_later_request_preempts_nothing():
     assert manager.allocate(0, 33, first_write=32) is not None
     assert manager.num_used_blocks - used <= 2
     manager.check_invariants()
+
+
+# ------------------------------------------------------------------ where running requests part
+
+
+def crowd(manager, first: int, times: int = 6) -> None:
+    """Serve unrelated prompts, one after another, that together evict what nothing keeps."""
+    for n in range(first, first + times):
+        ask(manager, n, tokens(2 * INTERVAL, 1000 * n))
+
+
+def test_the_state_where_a_running_request_parts_stays_until_the_request_ends():
+    manager, head = manager_of(num_pages=80), tokens(2 * INTERVAL)
+    ask(manager, 0, [*head, *tokens(5, 500)])
+    second = [*head, *tokens(5, 600)]
+    manager.add(1, 1, prompt_tokens=len(second))
+    run(manager, 1, second, manager.match_prefix(1, second))
+    third = [*head, *tokens(5, 700)]
+    manager.add(2, 2, prompt_tokens=len(third))
+    run(manager, 2, third, manager.match_prefix(2, third))
+    crowd(manager, 3)
+    assert manager.cached_prefix([*head, 999]) == len(head)
+    manager.free(1)
+    crowd(manager, 10)
+    assert manager.cached_prefix([*head, 999]) == len(head), "another request uses its KV"
+    manager.free(2)
+    crowd(manager, 20)
+    assert manager.cached_prefix([*head, 999]) == 0
+
+
+def test_a_request_that_leaves_less_is_found_where_its_prompt_parts_and_near_its_end():
+    manager, head = manager_of(), tokens(70)
+    ask(manager, 0, [*head, *tokens(200, 500)])
+    second = [*head, *tokens(200, 600)]
+    manager.add(1, 1, prompt_tokens=len(second))
+    hit = manager.match_prefix(1, second)
+    before = Need(len(second), prompt_tokens=len(second), cached_tokens=hit, seq_id=1)
+    tight = [manager.num_available_pages - n for n in range(manager.num_available_pages)]
+    fits = [manager.can_admit(before, reserved=[n, 0]) is Fit.OK for n in tight]
+    assert manager.leave_less(1)
+    assert [manager.can_admit(before, reserved=[n, 0]) is Fit.OK for n in tight].index(True) < fits.index(True)
+    run(manager, 1, second, hit)
+    manager.free(1)
+    manager.check_invariants()
+    ends = [n for n in range(hit + 1, len(second)) if manager.cached_prefix([*second[:n], 999]) == n]
+    assert ends == [68, 256]
 
 
 # ------------------------------------------------------------------ names

@@ -34,7 +34,10 @@ def policies(draw: st.DrawFn) -> tuple[StateCheckpoints, int]:
     policy: Policy = StateCheckpoints(size * blocks, spacing=None if spacing is None else size * blocks * spacing)
     policy = policy.for_request(0, draw(st.none() | st.integers(1, 90)))
     if draw(st.booleans()):
-        policy = policy.for_prefix(draw(st.integers(0, 12)) * size, draw(st.integers(0, 12)) * size)
+        begun = draw(st.integers(0, 12)) * size, draw(st.integers(0, 12)) * size
+        policy = policy.for_prefix(*begun)
+        if draw(st.booleans()):
+            policy = policy.for_little_room(*begun)
     assert isinstance(policy, StateCheckpoints)
     return policy, size
 

@@ -51,6 +51,20 @@ def test_requests_that_share_what_another_computed_are_let_in_by_their_own_block
     assert most_running(loop, [make_request([*PREFIX, i], 3) for i in range(5)]) == 6
 
 
+def test_a_request_leaves_less_rather_than_wait_for_room_that_only_later_ones_need():
+    groups = [group("full"), group("state", interval=8)]
+    loop = Loop(make_scheduler(30, groups=groups, prefix_caching=True, budget=128))
+    requests = [make_request([*range(100 * n, 100 * n + 44)], 4) for n in range(2)]
+    for request in requests:
+        loop.scheduler.add(request)
+    loop.step()
+    assert len(loop.scheduler.running) == 2, "both begin in one step"
+    most_running(loop, [])
+    assert loop.scheduler.num_preemptions == 0
+    assert [each.sequences[0].output_token_ids for each in requests] == [alone(each, groups)[0] for each in requests]
+    assert loop.scheduler.memory.cached_prefix([*range(100, 140), 7]) == 40, "the last state before the end is left"
+
+
 def test_blocks_of_a_pinned_prefix_count_once_at_refusal():
     loop = pinned_loop(50)
     with pytest.raises(ValueError, match="can never fit the pool of 50 large pages"):

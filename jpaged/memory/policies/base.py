@@ -57,6 +57,11 @@ class Policy(ABC):
         may begin with so many tokens as each of `kept`, the likeliest first; 0 = none."""
         return self
 
+    def for_little_room(self, cached: int, *kept: int) -> Policy:
+        """Return the policy of a request that would not fit with all that it leaves for later ones: it leaves what a
+        later one may begin with at `kept` and before its prompt's end only. The arguments are those of `for_prefix`."""
+        return self
+
     def answer_end(self, length: int, block_size: int) -> int:
         """Return the last length, at most `length`, within a request's answer after which its block is worth a copy
         before the next token changes it, as a later request may begin there; 0 = there is none."""

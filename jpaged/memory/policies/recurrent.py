@@ -86,6 +86,14 @@ class StateCheckpoints(Policy):
                 chosen.append(end)
         return replace(self, ends=tuple(end for end in sorted(chosen) if end and end != self._regular_after(end)))
 
+    def for_little_room(self, cached: int, *kept: int) -> Policy:
+        if self.prompt is None:
+            return self
+        whole = -(-self.prompt // self.interval) * self.interval
+        ends = {end for end in (*kept, self._regular_before(self.prompt)) if end > cached} | {cached}
+        ends -= {0, whole}
+        return replace(self, spacing=whole, dense_from=whole, ends=tuple(sorted(ends)))
+
     def _apart(self) -> int:
         """Return the tokens between two checkpoints inside a prompt."""
         return self.spacing or self.interval

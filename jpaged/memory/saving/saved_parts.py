@@ -183,6 +183,8 @@ def request_data(request: RequestBlocks, open_pages: NumberedOpenPages) -> dict[
         "parts_at": request.parts_at,
         "ends": list(request.ends),
         "goes_on": request.goes_on,
+        "junction": request.junction,
+        "leaves_less": request.leaves_less,
     }
 
 
@@ -199,7 +201,10 @@ def load_request(
         # Saved by 0.2.0 without ends.
         cached, shared = data["begun"]
         request.begin(cached, shared, data.get("ends", ()), goes_on=data.get("goes_on", False))
-    request.parts_at = data.get("parts_at", 0)  # 0.2.0 did not ask
+    if data.get("leaves_less"):
+        request.leave_less()
+    request.junction = data.get("junction", 0)  # 0.2.0 did not ask for it, nor for the next
+    request.parts_at = data.get("parts_at", 0)
     return request
 
 

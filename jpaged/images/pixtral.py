@@ -101,13 +101,12 @@ class PixtralSettings:
         size = fields["size"]
         size = {"longest_edge": size} if isinstance(size, int) else size
         longest = size.get("longest_edge")
-        most = (longest, longest) if longest else (size.get("height"), size.get("width"))
+        most: tuple[Any, Any] = (longest, longest) if longest else (size.get("height"), size.get("width"))
         if not all(most):
             raise ValueError(f"the image processor's size={dict(size)} lacks 'longest_edge', or 'height' and 'width'")
         if fields.get("do_center_crop"):
             raise ValueError("an image processor with do_center_crop=True is not supported")
-        given: Any = fields["resample"]
-        resample = _BICUBIC if given is None else int(given)
+        resample = _BICUBIC if fields["resample"] is None else int(fields["resample"])
         scaling = affine(fields, channels, *OF_CLIP)
         return cls(patch, merge, (int(most[0]), int(most[1])), resample, fields["do_resize"], *scaling)
 

@@ -196,6 +196,9 @@ class ImageHolds(Held):
 
     # Steps.
 
+    def reads_until(self, request: Request) -> int:
+        return UNBOUNDED if self._stays else _images(request)[-1].stop
+
     def rows(self, request: Request, chunks: Seq[Chunk]) -> Iterable[ImageRead]:
         """Return the features that the chunks' tokens take."""
         images, held = _images(request), self._held(request)

@@ -59,7 +59,7 @@ def test_a_step_with_images_never_copies_the_pool(model):
 def test_the_encoder_never_copies_the_pool(model):
     graphdef, params, spec, module = model
     pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-    packer = image_rows(module, 256)
+    packer = image_rows(module, None, max_model_len=256, budget=64)
     arrays, count = image_examples(module, packer)[0]
     if packer is None:
         ((arrays, rows),) = next(calls([[(arrays, no_rows(spec, count))]], (1,)))

@@ -190,7 +190,9 @@ class Decoder(nnx.Module):
                 none = jnp.zeros_like(hidden)
                 added = [take(cache, LayerRef(group.name, level), none)[1] for level in range(1, group.levels)]
                 if not any(each is none for each in added):  # some token stands for an image
-                    shared = replace(shared, added=jnp.stack(added))
+                    # Read before a layer writes: XLA:GPU would read them where they are added, from a copy of the pool.
+                    hidden, added = jax.lax.optimization_barrier((hidden, jnp.stack(added)))
+                    shared = replace(shared, added=added)
         shared = replace(shared, per_layer=self.per_layer(tokens, hidden, live_rows))
         if hasattr(self, "encodes_prompts"):
             attend = both_ways(attend, self._reach)

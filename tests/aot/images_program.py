@@ -1,6 +1,6 @@
 """Compile steps and the encoder of a model with eyes for hardware this machine lacks.
 
-    images_program.py tpu|cuda DEVICES KERNELS mllama|gemma3|llava
+    images_program.py v5e:2x4|v6e:2x2|h200 DEVICES KERNELS mllama|gemma3|llava|qwen3_vl
 
 Run by `test_aot_images.py`; prints what they need as JSON, as `step_program.py` does. The model is shallow and narrow,
 but an image has as many tiles, patches and tokens as in the published one, and the pool is large.
@@ -16,7 +16,7 @@ from step_program import HOPPER, report
 from targets import h200_mesh, tpu_mesh
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK, POOL_BYTES = 64, 1024, 16, 1 << 30
-TOKENS = {"mllama": 256, "gemma3": 512, "llava": 512}
+TOKENS = {"mllama": 256, "gemma3": 512, "llava": 512, "qwen3_vl": 512}
 TEXT = {
     "hidden_size": 1024,
     "intermediate_size": 2048,
@@ -83,16 +83,43 @@ LLAVA_VISION = {
     "patch_size": 14,
     "vision_use_head": False,
 }
+QWEN_TEXT = {
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 32768,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 5e6,
+        "mrope_section": [24, 20, 20],
+        "mrope_interleaved": True,
+    },
+}
+QWEN_VISION = {
+    "depth": 4,
+    "hidden_size": 576,
+    "num_heads": 8,
+    "intermediate_size": 1024,
+    "out_hidden_size": 1024,
+    "deepstack_visual_indexes": [1],
+}
 LLAVA_GRIDS = [[384 * height, 384 * width] for height in range(1, 7) for width in range(1, 7)]
 
 
 def config_of(family: str) -> Any:
-    from transformers import Gemma3Config, LlavaOnevisionConfig, MllamaConfig
+    from transformers import Gemma3Config, LlavaOnevisionConfig, MllamaConfig, Qwen3VLConfig
 
     if family == "mllama":
         return MllamaConfig(text_config=TEXT, vision_config=VISION)
     if family == "gemma3":
         return Gemma3Config(text_config=GEMMA3_TEXT, vision_config=GEMMA3_VISION)
+    if family == "qwen3_vl":
+        return Qwen3VLConfig(text_config=QWEN_TEXT, vision_config=QWEN_VISION)
     return LlavaOnevisionConfig(
         text_config=LLAVA_TEXT,
         vision_config=LLAVA_VISION,
@@ -102,7 +129,7 @@ def config_of(family: str) -> Any:
 
 
 def main(target: str, devices: int, kernels: str, family: str) -> None:
-    mesh = tpu_mesh("v5e:2x4") if target == "tpu" else h200_mesh(devices)  # before jax is imported
+    mesh = h200_mesh(devices) if target == "h200" else tpu_mesh(target)  # before jax is imported
 
     import jax.numpy as jnp
     from flax import nnx
@@ -113,21 +140,28 @@ def main(target: str, devices: int, kernels: str, family: str) -> None:
     from jpaged.loading.build_context import build_context
     from jpaged.loading.parameters.targets import abstract_model
     from jpaged.loading.parameters.weights import abstract_params
+    from models.families import Family
     from models.gemma import Gemma
     from models.llama import Llama
     from models.mllama import Mllama
     from models.vision.gemma3 import GEMMA3
     from models.vision.llava import LLAVA_ONEVISION
+    from models.vision.qwen import QWEN3_VL
     from pallas_kernels.gpu_launch import compiling_for
 
     assert mesh.size == devices, mesh
     dtype = jnp.dtype(jnp.bfloat16)
-    kind = {"mllama": Mllama, "gemma3": GEMMA3.around(Gemma), "llava": LLAVA_ONEVISION.around(Llama)}[family]
+    kind = {
+        "mllama": Mllama,
+        "gemma3": GEMMA3.around(Gemma),
+        "llava": LLAVA_ONEVISION.around(Llama),
+        "qwen3_vl": QWEN3_VL.around(Family),
+    }[family]
     config = config_of(family)
     build = build_context(mesh, dtype, stacked=kernels != "gpu", kernel_impl=kernels)
     model = abstract_model(kind, config, build)
     pool = {"block_size": BLOCK, "dtype": dtype, "shards": devices, "pool_bytes": POOL_BYTES}
-    rows = image_rows(model, MAX_MODEL_LEN)
+    rows = image_rows(model, None, max_model_len=MAX_MODEL_LEN, budget=TOKENS[family])
     steps = StepPrograms(
         graphdef=nnx.split(model)[0],
         params=abstract_params(model, mesh),

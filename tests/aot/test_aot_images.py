@@ -8,19 +8,24 @@ from environments import run_program
 pytestmark = [pytest.mark.aot, pytest.mark.nightly]
 
 TARGETS = {
-    "TPU v5e x8": ("tpu", "8", "tpu", "mllama"),
-    "H200 x1": ("cuda", "1", "gpu", "mllama"),
-    "Gemma 3, TPU v5e x8": ("tpu", "8", "tpu", "gemma3"),
-    "Gemma 3, H200 x1": ("cuda", "1", "gpu", "gemma3"),
-    "LLaVA-OneVision, TPU v5e x8": ("tpu", "8", "tpu", "llava"),
+    "TPU v5e x8": ("v5e:2x4", "8", "tpu", "mllama"),
+    "H200 x1": ("h200", "1", "gpu", "mllama"),
+    "Gemma 3, TPU v5e x8": ("v5e:2x4", "8", "tpu", "gemma3"),
+    "Gemma 3, TPU v6e x4": ("v6e:2x2", "4", "tpu", "gemma3"),
+    "Gemma 3, H200 x1": ("h200", "1", "gpu", "gemma3"),
+    "LLaVA-OneVision, TPU v5e x8": ("v5e:2x4", "8", "tpu", "llava"),
+    "Qwen3-VL, TPU v6e x4": ("v6e:2x2", "4", "tpu", "qwen3_vl"),
+    "Qwen3-VL, H200 x1": ("h200", "1", "gpu", "qwen3_vl"),
 }
-"""Compiler, devices, kernels, and family. For LLaVA's encoder of 64 tiles XLA:GPU finds no tile sizes unless it
+"""Devices, how many, kernels, and family. For LLaVA's encoder of 64 tiles XLA:GPU finds no tile sizes unless it
 can try them on a GPU."""
 
 
 @pytest.fixture(scope="module", params=TARGETS.values(), ids=TARGETS.keys())
 def programs(request):
-    lines = run_program(request.param[0], "images_program.py", *request.param).splitlines()
+    lines = run_program(
+        "cuda" if request.param[0] == "h200" else "tpu", "images_program.py", *request.param
+    ).splitlines()
     shape = {"devices": int(request.param[1]), "family": request.param[3]}
     return shape | {line["name"]: line for line in map(json.loads, lines)}
 
@@ -34,9 +39,10 @@ def test_a_step_copies_no_pool(programs, name):
 
 def test_encoding_an_image_copies_no_pool(programs):
     """What it makes is written in place; what else it needs are its own tokens' vectors and scores, 6,432 for each of
-    four images of Llama 3.2 Vision, 4,096 for each of two of Gemma 3, and 729 for each of the 64 tiles that the largest
+    four images of Llama 3.2 Vision, 4,096 for each of two of Gemma 3, 4,096 of the
+    largest of Qwen3-VL that a prompt holds, and 729 for each of the 64 tiles that the largest
     picture of LLaVA-OneVision has with its padding."""
-    sizes, images = programs["encoder"], {"mllama": 4, "gemma3": 2, "llava": 4}[programs["family"]]
+    sizes, images = programs["encoder"], {"mllama": 4, "gemma3": 2, "llava": 4, "qwen3_vl": 1}[programs["family"]]
     assert sizes["alias"] >= sizes["pool"]
     assert sizes["temp"] < 0.5 * images * sizes["pool"]
 

@@ -122,6 +122,9 @@ def test_nothing_that_happens_to_a_request_changes_its_tokens(engine, checkpoint
     if is_tight := "preemption_mode" in changed:
         if checkpoint[1].config.model_type in ("internvl", "lfm2_vl"):
             pytest.skip("the pages of a pool that is too small for all of them are not known")
+        kinds = checkpoint[1].config.model_type, checkpoint[1].config.get_text_config().model_type
+        if kinds == ("mistral3", "mistral"):
+            pytest.skip("a pool of 14 pages, which has room for the largest, preempts none: windows free pages")
         pages = PAGES.get(checkpoint[1].config.model_type, 20)
         changed = changed | {"kv_cache_memory_bytes": pages * engine.memory_report().page_bytes}
     llm = LLM(checkpoint[0], **(SETTINGS | changed))

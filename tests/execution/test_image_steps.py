@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from qwen_vl_checkpoints import qwen3_vl
 from vision_checkpoints import gemma3_config, mllama_config
 
 from jpaged.execution import Bucket, make_mesh, make_step
@@ -19,15 +20,29 @@ from jpaged.execution.caches.pool import PoolSpec, plan_pool
 from jpaged.execution.encode import calls, make_encode, no_rows
 from jpaged.execution.image_rows import Item, image_examples, image_rows
 from jpaged.model_api import BuildContext, ImageGroup
+from jpaged_models.families import Family
 from jpaged_models.gemma import Gemma
 from jpaged_models.mllama import Mllama
 from jpaged_models.vision.gemma3 import GEMMA3
+from jpaged_models.vision.qwen import QWEN3_VL
 
 MESH = make_mesh(1)
 
 
+def qwen3_vl_config():
+    config = qwen3_vl()[1]
+    config.text_config.tie_word_embeddings = False  # as the file of a checkpoint says
+    return config
+
+
 @pytest.fixture(
-    scope="module", params=[(GEMMA3.around(Gemma), gemma3_config), (Mllama, mllama_config)], ids=["Gemma 3", "mllama"]
+    scope="module",
+    params=[
+        (GEMMA3.around(Gemma), gemma3_config),
+        (Mllama, mllama_config),
+        (QWEN3_VL.around(Family), qwen3_vl_config),
+    ],
+    ids=["Gemma 3", "mllama", "Qwen3-VL"],
 )
 def model(request):
     """(graph definition, parameters' shapes, a pool of 64 MiB, the model)."""
@@ -59,7 +74,7 @@ def test_a_step_with_images_never_copies_the_pool(model):
 def test_the_encoder_never_copies_the_pool(model):
     graphdef, params, spec, module = model
     pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
-    packer = image_rows(module, 256)
+    packer = image_rows(module, None, max_model_len=256, budget=64)
     arrays, count = image_examples(module, packer)[0]
     if packer is None:
         ((arrays, rows),) = next(calls([[(arrays, no_rows(spec, count))]], (1,)))

@@ -1,6 +1,8 @@
 """Patches of Qwen's families are those of transformers' processor on Pillow, for pictures of any size."""
 
 import json
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +14,13 @@ from thorough import examples
 from transformers import (
     Glm4vImageProcessorPil,
     PaddleOCRVLImageProcessorPil,
+    Qwen2_5_VLConfig,
+    Qwen2VLConfig,
     Qwen2VLImageProcessorPil,
     Qwen3VLConfig,
 )
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
 from jpaged.images import Clip, ImageSources, read_images
@@ -23,6 +29,8 @@ from jpaged.images.paddleocr import PaddleOCRImageProcessor
 from jpaged.images.prompts import Expansion, Placeholder, fill_ids, fill_text
 from jpaged.images.qwen import QwenImageProcessor, places_of, windows_of
 from jpaged.images.qwen_videos import Qwen2VideoProcessor, Qwen3VideoProcessor
+from jpaged.scheduling.axis_positions import AxisPositions
+from jpaged.scheduling.inputs import PromptItem
 
 CHANGES = [
     {},
@@ -192,3 +200,44 @@ def test_no_picture_has_more_tokens_than_the_largest(height, width, least, more,
         for number in (1, 2, 3, 5):
             clip = Clip(np.zeros((number, height, width, 3), np.uint8), tuple(range(number)), 1.0, number)
             assert max(group.tokens for group in frames.groups(clip)) <= frames.most_features
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 9), st.integers(1, 60), st.integers(1, 60), st.floats(0.1, 60), st.integers(1, 5)),
+        min_size=1,
+        max_size=3,
+    ),
+    st.sampled_from([None, 1, 2, 4, 25]),
+    st.booleans(),
+)
+def test_places_of_videos_and_of_text_after_them_are_those_of_transformers(videos, per_second, starts_with_text):
+    """Each video has frames, a height, a width, a rate, and tokens of text after it; Qwen2-VL counts no seconds."""
+    fields = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 64 * 12}}
+    vision = {"spatial_merge_size": 2, "patch_size": 4, "temporal_patch_size": 2}
+    kind, config = Qwen2VLModel, Qwen2VLConfig(vision_config=vision)
+    if per_second is not None:
+        config = Qwen2_5_VLConfig(vision_config=vision | {"tokens_per_second": per_second})
+        kind = Qwen2_5_VLModel
+    ours = Qwen2VideoProcessor(fields, config, Placeholder(8, "v", 8, "v"))
+    items, kinds, grids, seconds = [], [0] * starts_with_text, [], []
+    for number, height, width, rate, text in videos:
+        clip = Clip(np.zeros((number, height, width, 3), np.uint8), tuple(range(number)), rate, number)
+        for group in ours.groups(clip):
+            made = ours.prepare(clip, group)
+            items.append(
+                PromptItem(
+                    len(kinds), group.tokens, b"", group.tokens, {}, False, offsets=made.offsets, advance=made.advance
+                )
+            )
+            kinds += [2] * group.tokens
+        rows, columns = (side // 4 for side in ours.size(clip))
+        grids.append((len(ours.groups(clip)), rows, columns))
+        seconds.append(2 / rate)
+        kinds += [0] * text
+    theirs = SimpleNamespace(config=config, get_vision_position_ids=partial(kind.get_vision_position_ids, None))
+    more = {} if per_second is None else {"second_per_grid_ts": torch.tensor(seconds)}
+    kinds = torch.tensor([kinds])
+    places, _ = kind.get_rope_index(theirs, kinds, kinds, video_grid_thw=torch.tensor(grids), **more)
+    assert AxisPositions(items).of(0, kinds.shape[1]).T.tolist() == places[:, 0].tolist()

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from checkpoints import CHECKPOINTS, make_checkpoint
+from gemma4_checkpoints import make as make_gemma4
 from gguf import GGMLQuantizationType
 from gguf_files import write_quantised_llama
 from qwen_vl_checkpoints import make as make_qwen
@@ -238,6 +239,16 @@ def test_a_tower_is_planned_for_the_largest_picture_that_the_processor_makes(no_
     (tmp_path / "processor_config.json").unlink(missing_ok=True)
     (tmp_path / "preprocessor_config.json").unlink(missing_ok=True)
     assert plan(str(tmp_path), "l4", **sizes).row_lengths[-1] == 4 * 512
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["gemma4_moe", "gemma4_ahead", "gemma4_unified"])
+def test_gemma_4_is_planned_with_its_tower(no_compiler, in_process, tmp_path, name):
+    """The 12B model projects patches and has no tower to speak of."""
+    make_gemma4(name, tmp_path)
+    made = plan(str(tmp_path), "l4", context=448, concurrency=4, memory_bytes=1 << 30, **SIZES)
+    assert 0 < made.tower_bytes < made.weight_bytes
+    assert f"takes rows of {made.row_lengths[0]:,} to {made.row_lengths[-1]:,} patches" in str(made)
 
 
 def test_the_config_of_a_hub_id_is_that_of_the_revision_and_kept_where_asked(

@@ -8,16 +8,19 @@ import io
 
 import numpy as np
 import pytest
+from gemma4_checkpoints import IMAGE, PROCESSOR, SIZES, pictures
+from gemma4_checkpoints import make as make_gemma4
 from live_server import LiveServer, make_llm
 from PIL import Image
 from vision_checkpoints import make_gemma3, picture
 
-from jpaged import AsyncLLM, SamplingParams
+from jpaged import LLM, AsyncLLM, SamplingParams
 from jpaged.server.kept_state import KeptState
 from jpaged.server.openai.bodies.responses import ResponsesRequest
 from jpaged.server.settings import ServerSettings
 
 CHAT = "/v1/chat/completions"
+WIDE, TALL, ONE, FULL, *_ = SIZES
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +139,23 @@ def test_tokenize_counts_what_a_chat_computes(server_of, add_special_tokens):
         == used + bool(add_special_tokens) * counted["tokens"][:2].count(1) // 2
     )
     assert counted["token_strs"].count("<image>") == 32
+
+
+@pytest.mark.nightly
+def test_tokenize_counts_pictures_of_gemma_4_by_their_sizes(tmp_path):
+    make_gemma4("gemma4_ahead", tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", block_size=8, max_model_len=448, kv_cache_memory_bytes=8 << 20)
+    server = LiveServer(AsyncLLM.from_llm(llm), ServerSettings(model="tiny", port=0))
+    try:
+        for shown in (pictures(WIDE), pictures(TALL, ONE), pictures(ONE, FULL, TALL)):
+            same = {"model": "tiny", "messages": messages(*map(url_of, shown))}
+            counted = server.answer("/tokenize", same)
+            used = server.answer(CHAT, same | {"max_tokens": 1})["usage"]["prompt_tokens"]
+            assert counted["count"] == len(counted["tokens"]) == used
+            wanted = sum(PROCESSOR(each, return_tensors="pt")["num_soft_tokens_per_image"][0] for each in shown)
+            assert counted["tokens"].count(IMAGE) == wanted
+    finally:
+        server.stop()
 
 
 def test_settings_of_a_request_are_part_of_its_images_and_errors_name_them(server_of, llm):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
 
 import numpy as np
 import pixtral_checkpoints as pixtral
@@ -13,7 +12,6 @@ from qwen_vl_checkpoints import FAMILIES, IMAGE, SIZES, add_head, assert_torchs,
 from vision_checkpoints import check_empty, prompt_of
 
 from jpaged import LLM, MTP, NGram, SamplingParams
-from jpaged.loading import registry
 
 SETTINGS = {
     "dtype": "float32",
@@ -195,20 +193,6 @@ def test_frames_are_pictures_beside_pictures(tmp_path):
     (output,) = llm.generate([asked], GREEDY, use_tqdm=False)
     shown = [Image.fromarray(frames[number]) for number in (1, 3)]
     assert_torchs(model, [{"multi_modal_data": {"image": [TINY], "video": shown}}], [output])
-    check_empty(llm)
-
-
-@pytest.mark.nightly
-def test_pixtral_is_a_tower_of_llava(tmp_path, monkeypatch):
-    """Its patches are not merged, and layers' results are joined."""
-    row = EntryPoint("llava", "jpaged_models.vision.pixtral:MISTRAL3", registry.GROUP)
-    others = [entry for entry in entry_points(group=registry.GROUP) if entry.name != "llava"]
-    monkeypatch.setattr(registry, "entry_points", lambda group: [*others, row])
-    model = pixtral.make_llava(tmp_path)
-    small = pictures((8, 8), (4, 160), (4, 4), (22, 10))
-    prompts = [prompt((3, small[0], 2)), prompt((2, small[1], 1, small[2], 4)), prompt((small[2], 2, small[3]), seed=2)]
-    llm = LLM(str(tmp_path), **SETTINGS)
-    assert_torchs(model, prompts, llm.generate(prompts, GREEDY, use_tqdm=False))
     check_empty(llm)
 
 

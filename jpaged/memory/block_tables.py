@@ -41,6 +41,8 @@ class RequestBlocks:
             one there, and later ones may, too.
         junction: leading tokens after which its prompt parts from a recent one inside that; 0 = none.
         leaves_less: whether it leaves less for later requests than its policies would, see `leave_less`.
+        item_end: leading tokens up to the end of the prompt's last item: another question about it parts there; 0 =
+            none.
         ends: lengths after which it is to leave what a later request may begin with, see `Policy.for_prefix`.
         groups: policy and block size (tokens) of each layer group, for this request.
         releases: whether any group's policy may release blocks while a sequence grows.
@@ -55,6 +57,7 @@ class RequestBlocks:
         "ends",
         "goes_on",
         "groups",
+        "item_end",
         "junction",
         "kept_tokens",
         "leaves_less",
@@ -90,6 +93,7 @@ class RequestBlocks:
         self.junction = 0
         self.leaves_less = False
         self.ends: tuple[int, ...] = ()
+        self.item_end = 0
         self.goes_on = False
         self.groups = request_groups(groups, encoder_tokens, prompt_tokens)
         self.releases = any(policy.releases for policy, _ in groups)
@@ -125,18 +129,20 @@ class RequestBlocks:
         or will certainly begin with it."""
         if end == self.kept_tokens or (self.begun is not None and end in self.begun):
             return None
-        inside = end not in self.ends and self.prompt_tokens is not None and end < self.prompt_tokens
-        return Guess.INSIDE if inside else Guess.AT_END
+        inside = end == self.item_end or end not in self.ends
+        ends_prompt = self.prompt_tokens is None or end >= self.prompt_tokens
+        return Guess.INSIDE if inside and not ends_prompt else Guess.AT_END
 
     def known_ends(self, step: int, spans: Sequence[TokenSpan], *, parts: bool) -> list[int]:
-        """Return the lengths after which a later request will probably begin: the marks, and the end of the prompt.
+        """Return the lengths after which a later request will probably begin: the marks, `item_end`, and the end of the
+        prompt.
 
         Args:
             parts: whether prompts are known to part inside: then their end is left out.
             step: number of tokens of which every prefix is a multiple.
             spans: tokens that stand for images.
         """
-        known = self.marks if parts or not self.prompt_tokens else (*self.marks, self.prompt_tokens)
+        known = (*self.marks, self.item_end, 0 if parts or not self.prompt_tokens else self.prompt_tokens)
         return [end for length in known if (end := last_end(length, spans, step))]
 
     def prefix_to_come(self, length: int, step: int) -> int:

@@ -10,7 +10,7 @@ from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables, RequestBlocks
 from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.eviction_key import EvictionKey
-from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
+from jpaged.memory.hash_chain import HashChain, Link, TokenSpan, last_end
 from jpaged.memory.policies import Policy
 from jpaged.memory.policies.attention import leading_hits
 from jpaged.memory.prefix_cache import PrefixCache, longest_prefix, prefix_tables
@@ -178,6 +178,7 @@ class PrefixLookup:
             goes_on = self._recent.goes_on(request.request_id)
             seen.arrived(shared, goes_on=goes_on)
             request.junction = 0 if goes_on or shared < seen.interval else shared
+        request.item_end = last_end(spans[-1].stop, spans, self._prefix_step) if spans else 0
         ends = request.known_ends(self._prefix_step, spans, parts=seen is not None and seen.parts)
         request.begin(length, shared, ends, goes_on=seen is not None and seen.goes_on)
         if self._predicted is not None:

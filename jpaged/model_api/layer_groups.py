@@ -83,9 +83,12 @@ class ImageGroup(LayerGroup):
             1 = it has its position in the sequence alone.
         levels: vectors of `width` numbers in a feature. The first takes the place of its token's hidden state, each
             further one is added to what leaves one of the first layers (DeepStack, Meng et al., 2024, section 3).
+        patches: name of an array of an item that has an entry for each of its patches; "" = features are counted.
+        work: what the encoder computes for each of these, over what the text model computes for a token. Encoding an
+            item takes so much of a step's budget.
 
     Raises:
-        ValueError: the width, the number of axes or the number of levels is not positive.
+        ValueError: the width, the number of axes or of levels, or the work is not positive.
     """
 
     width: int
@@ -93,6 +96,8 @@ class ImageGroup(LayerGroup):
     whole: bool = False
     axes: int = 1
     levels: int = 1
+    patches: str = ""
+    work: float = 1.0
 
     @property
     def kind(self) -> str:
@@ -103,6 +108,8 @@ class ImageGroup(LayerGroup):
             raise ValueError(f"layer group {self.name!r}: width={self.width} must be positive")
         if self.axes < 1 or self.levels < 1:
             raise ValueError(f"layer group {self.name!r}: axes={self.axes} and levels={self.levels} must be positive")
+        if not self.work > 0:
+            raise ValueError(f"layer group {self.name!r}: work={self.work} must be positive")
 
 
 @dataclass(frozen=True)

@@ -99,11 +99,11 @@ class NextTokens:
 
 def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocation: Allocation) -> int:
     """Plan the next tokens of running requests from `position` on; return the position of the first one that is not
-    plain, has several sequences, has more than one token to compute, or finds no block for it.
+    plain, has several sequences or more than one token to compute, reads what it holds, or finds no block for it.
 
     Drafts are not considered: it is for schedulers without speculation.
     """
-    decodes, samples, new = plan.decodes, plan.samples, tuple.__new__
+    decodes, samples, holds, new = plan.decodes, plan.samples, allocation.holds, tuple.__new__
     first = row = len(samples)
     ended = 0
     for request in islice(running, position, None):
@@ -112,7 +112,7 @@ def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocati
         start, pending = seq.num_computed, seq.num_pending
         end = start + 1
         total = len(seq.token_ids) + pending
-        if len(sequences) > 1 or not request.is_plain:
+        if len(sequences) > 1 or not request.is_plain or (request.asks and holds.reads_at(request, start)):
             break
         if total >= request.max_total_tokens:  # its last token is on its way
             ended += 1

@@ -194,9 +194,9 @@ class Request:
 
     @cached_property
     def is_plain(self) -> bool:
-        """True if a sequence's next token takes only a row of the step: the request asks for text only, and has no
-        pooled vector, beam or rules."""
-        return not (self.asks or self.pooling or self.needs_host or self.has_rules)
+        """True if a sequence's next token takes only a row of the step and what the request holds: it has no pooled
+        vector, beam or rules."""
+        return not (self.pooling or self.needs_host or self.has_rules)
 
     @property
     def kept_prefixes(self) -> list[tuple[int, float]]:

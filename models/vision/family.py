@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 from jpaged.model_api import AttendWithinSegments, AttentionGroup, BuildContext, ImageGroup, LayerGroup, WeightSource
 
 from ..decoder import Decoder
+from .work import patch_work
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
             self.vision = family.tower(config, build)
             self.row_layout = self.vision.layout
             dtype = np.dtype(build.dtype).name
+            work = patch_work(self.vision, self.layers)
             sees = family.whole if callable(family.whole) else lambda *_: family.whole
             groups = tuple(
                 replace(group, sees_images=sees(config, group)) if isinstance(group, AttentionGroup) else group
@@ -112,6 +114,8 @@ def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
                 axes=family.axes,
                 levels=self.vision.levels,
                 whole=any(isinstance(group, AttentionGroup) and group.sees_images for group in groups),
+                patches=self.row_layout.patches[0].name,
+                work=work,
             )
             self.layer_groups = (*groups, self.image_group)
             self.encoder_parts = (TOWER,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import ceil
 
 import pytest
 from vision_checkpoints import IMAGE_TOKENS, check_empty, make_gemma3, picture, prompt_of
@@ -61,8 +62,13 @@ def test_a_step_computes_and_encodes_no_more_than_its_budget_and_cuts_no_image(l
 
     monkeypatch.setattr(Scheduler, "schedule", watched)
     assert tokens(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == expected
-    cost = [step.num_tokens + IMAGE_TOKENS * len(step.work_of("encodes")) for step, _ in steps]
-    assert max(cost) <= 40 and sum(len(step.work_of("encodes")) for step, _ in steps) == 2
+    policy = llm.control.engine.memory.shared["images"].policy
+    encodes = [
+        [ceil(len(e.image.arrays[policy.patches]) * policy.work) for e in s.work_of("encodes")] for s, _ in steps
+    ]
+    cost = [step.num_tokens + sum(made) for (step, _), made in zip(steps, encodes, strict=True)]
+    assert max(cost) <= 40 and {one for made in encodes for one in made} != {IMAGE_TOKENS}
+    assert sum(len(step.work_of("encodes")) for step, _ in steps) == 2
     reads = [read for step, _ in steps for read in step.rows.get("images", ())]
     assert len(reads) == 4 and all(read.stop - read.start == IMAGE_TOKENS for read in reads)
 

@@ -18,7 +18,7 @@ from jpaged.memory import (
     StateCheckpoints,
 )
 from jpaged.memory.checkpoint_share import CheckpointShare, Guess
-from jpaged.memory.hash_chain import HashChain
+from jpaged.memory.hash_chain import HashChain, TokenSpan
 
 SIZE, INTERVAL = 4, 64
 ANSWERS = INTERVAL // 8
@@ -30,11 +30,11 @@ def manager_of(kind: str = "hybrid", num_pages: int = 200) -> MemoryManager:
     return MemoryManager(PoolLayout.plan(specs, 8 * num_pages), prefix_caching=True, watermark=0.0)
 
 
-def ask(manager, seq_id: int, prompt: list[int], answer: list[int] = [], marks=()) -> int:  # noqa: B006
+def ask(manager, seq_id: int, prompt: list[int], answer: list[int] = [], marks=(), spans=()) -> int:  # noqa: B006
     """The hit of a request that comes, is answered token by token, and goes."""
     tokens = [*prompt, *answer]
     manager.add(seq_id, seq_id, prompt_tokens=len(prompt), marks=marks)
-    hit = manager.match_prefix(seq_id, prompt)
+    hit = manager.match_prefix(seq_id, prompt, spans=spans)
     run(manager, seq_id, prompt, hit)
     for length in range(len(prompt) + 1, len(tokens) + 1):
         if length > manager.capacity(seq_id):
@@ -83,6 +83,41 @@ def test_the_likeliest_ends_are_kept_where_a_pool_has_few_blocks_or_they_lie_clo
     manager = manager_of()
     ask(manager, 0, tokens(130), marks=(50, 52, 44, 60))
     assert [manager.cached_prefix([*tokens(mark), 999, 999]) for mark in (44, 50, 52, 60)] == [0, 48, 48, 60]
+
+
+def shown(*pictures: tuple[int, int, str]) -> tuple[TokenSpan, ...]:
+    return tuple(TokenSpan(start, length, name.encode(), False) for start, length, name in pictures)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("question", [1, 7, 30, 90])
+@pytest.mark.parametrize("pictures", [((3, 20, "a"),), ((0, 64, "a"),), ((5, 30, "a"), (35, 41, "b")), ((2, 1, "a"),)])
+def test_all_questions_on_a_picture_but_the_first_go_on_from_its_end(kind, question, pictures):
+    manager, spans = manager_of(kind), shown(*pictures)
+    begin = tokens(spans[-1].stop)
+    hits = [ask(manager, n, [*begin, *tokens(question, 1000 * n)], tokens(9, 500), spans=spans) for n in range(1, 9)]
+    assert hits == [0] + [len(begin) // SIZE * SIZE] * 7
+    other = shown(*pictures[:-1], (*pictures[-1][:2], "other"))
+    assert ask(manager, 9, [*begin, *tokens(question, 9000)], spans=other) <= spans[-1].start
+
+
+def test_a_turn_after_a_picture_goes_on_from_the_prompts_end_too():
+    manager, spans = manager_of(), shown((3, 20, "a"))
+    prompt = [*tokens(23), *tokens(40, 500)]
+    assert ask(manager, 0, prompt, spans=spans) == 0
+    assert ask(manager, 1, [*prompt, *tokens(9, 700)], spans=spans) == 60
+    assert ask(manager, 2, [*tokens(23), *tokens(9, 800)], spans=spans) == 20
+
+
+def test_pictures_of_many_users_stay_where_questions_follow_later():
+    manager, users, hits = manager_of(num_pages=400), range(8), []
+    for n in range(48):  # so that prompts are known to part inside
+        ask(manager, n, [*tokens(80), *tokens(30, 1000 * n)], spans=shown((0, 80, "of one")))
+    for turn in range(1, 4):
+        spans = {user: shown((0, 80, f"of {user}")) for user in users}
+        asked = [*tokens(80), *tokens(30, 1000 * turn)]
+        hits.append([ask(manager, 100 * turn + user, asked, spans=spans[user]) for user in users])
+    assert hits == [[0] * 8, [80] * 8, [80] * 8]
 
 
 @pytest.mark.parametrize("kind", KINDS)

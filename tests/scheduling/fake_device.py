@@ -360,6 +360,9 @@ class Loop:
         sampled = None if step.draws_late else self.device.draw(step, names)
         self.scheduler.dispatched(step)
         something = step.chunks or step.work or self.in_flight or reading or self.scheduler.constrained.being_made
+        # The last request may preempt itself, to run compactly in the next step, right after a save that left nothing
+        # in flight.
+        something = something or step.preempted
         assert something or not self.scheduler.has_work, "nothing runs, yet there is work"
         self.drain()
         sampled = sampled or self.device.draw(step, names)

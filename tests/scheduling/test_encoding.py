@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
+from math import ceil
 
+import numpy as np
 import pytest
 from arrivals import Arrival, serve
 from fake_device import Loop
@@ -21,12 +23,14 @@ from jpaged.scheduling.inputs import PromptItem, asks_for, joined
 
 PIXEL = 9
 """Every image token's id."""
+PATCHES = 4
+"""Patches of each feature."""
 
 SALTS, PICTURES = count(), [("cat", 9), ("dog", 6), ("cow", 5)]
 
 
-def image_group(layer_bytes=8, stays=False):
-    return GroupSpec("images", layer_bytes, 1, 4, ImageFeatures(stays=stays))
+def image_group(layer_bytes=8, stays=False, **cost):
+    return GroupSpec("images", layer_bytes, 1, 4, ImageFeatures(stays=stays, **cost))
 
 
 GROUPS = [group("full", layer_bytes=4), image_group()]
@@ -43,7 +47,10 @@ def with_images(parts, max_tokens=4, whole=True, stays=False, **options):
         else:
             name, size = part
             length = 1 if stays else size
-            images.append(PromptItem(len(tokens), length, f"{name} {size}".encode(), size, {}, whole and not stays))
+            patches = {"pixels": np.zeros((PATCHES * size, 1), np.uint8)}
+            images.append(
+                PromptItem(len(tokens), length, f"{name} {size}".encode(), size, patches, whole and not stays)
+            )
             tokens += [PIXEL] * length
     request = make_request(tokens, max_tokens, **options)
     request.asks = asks_for(joined(images) if stays else images)
@@ -105,6 +112,27 @@ def test_an_image_larger_than_the_budget_takes_all_of_it_and_is_read_in_parts_un
     assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1])[0]
     with pytest.raises(ValueError, match=r"image 1 takes 60 tokens, which one step has to compute together, .* 25"):
         loop_of().run(with_images([("cat", 60)], 2))
+
+
+@pytest.mark.parametrize(("work", "cost"), [(0.125, 6), (0.25, 12), (0.3, 15), (0.5, 24), (3.0, 25)])
+def test_an_image_costs_what_its_encoder_computes_for_its_patches(work, cost):
+    loop = loop_of(groups=[*GROUPS[:1], image_group(patches="pixels", work=work)])
+    request = with_images([20, ("cat", 12), 3], 2)
+    steps = [step for step in loop.run(request) if step.chunks or step.work]
+    tokens = [(sum(c.length for c in step.chunks), len(step.work_of("encodes"))) for step in steps]
+    if cost == 6:
+        assert tokens[:2] == [(20, 0), (15, 1)], "the rest of the prompt fits, too"
+    else:
+        assert tokens[0] == (20, 0), "the image would not fit after the text"
+        assert tokens[1] == ((min(15, 32 - cost), 1) if cost + 12 <= 32 else (0, 1))
+    assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1])[0]
+
+
+def test_given_features_cost_one_token_each_whatever_the_tower_computes():
+    loop = loop_of(groups=[*GROUPS[:1], image_group(patches="pixels", work=5.0)])
+    request = with_images([4, ("cat", 12), 3], 2)
+    request.asks = asks_for([replace(image, arrays={}) for image in images_of(request)])
+    assert costs(loop.run(request))[0] == (19, 12)
 
 
 def test_an_image_is_held_until_its_last_token_and_its_head_is_given_up_before():
@@ -189,6 +217,8 @@ ROOMS = {
         image_group(5),
     ],
     "readers": READERS,
+    "dear": [group("full", layer_bytes=4), image_group(patches="pixels", work=0.6)],
+    "cheap": [group("full", layer_bytes=4), image_group(patches="pixels", work=0.07)],
 }
 
 
@@ -235,8 +265,10 @@ def test_every_request_sees_its_own_images(arrivals, room, whole, spare_pages, e
     loop = Loop(scheduler)
 
     def within_budget(step):
-        features = sum(min(encode.image.features, 1 + extra_budget) for encode in step.work_of("encodes"))
-        assert step.num_tokens + features <= seqs + extra_budget
+        policy = groups[-1].policy
+        each = PATCHES * policy.work if policy.patches else 1
+        made = sum(min(ceil(encode.image.features * each), 1 + extra_budget) for encode in step.work_of("encodes"))
+        assert step.num_tokens + made <= seqs + extra_budget
 
     accepted, _ = serve(loop, coming, within_budget)
     texts = [spec for spec in groups if not isinstance(spec.policy, ImageFeatures)]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
 from fake_device import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
 
+from jpaged.memory import GroupSpec, ImageFeatures
 from jpaged.scheduling import scheduler as scheduler_module
+from jpaged.scheduling.inputs import PromptItem, asks_for
 from jpaged.scheduling.planning import plan_decodes
 from jpaged.scheduling.step import StepPlan
+from jpaged.scheduling.work import ENCODES
 
-GROUPS = {"full": [group("full")], "window": [group("full", layer_bytes=4), group("window", window=5, layer_bytes=4)]}
+GROUPS = {
+    "full": [group("full")],
+    "window": [group("full", layer_bytes=4), group("window", window=5, layer_bytes=4)],
+    "pictures": [group("full"), GroupSpec("images", 8, 1, 4, ImageFeatures())],
+    "pictures that stay": [group("full"), GroupSpec("images", 8, 1, 4, ImageFeatures(stays=True))],
+}
 
 arrivals = st.lists(
     st.tuples(
@@ -35,7 +44,9 @@ def told(steps, order):
         chunks = [(names[c.seq.seq_id], c.start, c.length, c.source_row) for c in step.chunks]
         samples = [names[sample.seq.seq_id] for sample in step.samples]
         preempted = [order.index(request) for request in step.preempted]
-        plans.append((chunks, tables, samples, step.work, preempted))
+        encodes = [(encode.image.digest, encode.stored.blocks) for encode in step.work_of(ENCODES)]
+        reads = {kind: [read.start for read in rows] for kind, rows in step.rows.items()}
+        plans.append((chunks, tables, samples, dict(step.work) | {ENCODES: encodes}, reads, preempted))
     return plans
 
 
@@ -49,6 +60,8 @@ def serve(arrivals, num_pages, **options):
             tokens = [(7 * len(order) + i) % 11 for i in range(length)]
             counts = scheduler.policy == "priority"
             request = make_request(tokens, max_tokens, width=width, priority=priority if counts else None)
+            if "images" in scheduler.memory.shared and len(order) % 3:
+                request.asks = asks_for([PromptItem(len(order) % length, 1, b"cat", 3, {}, False)])
             try:
                 scheduler.add(request)
             except ValueError:
@@ -103,6 +116,29 @@ def test_the_bulk_ends_at_a_request_of_several_outputs_and_goes_on_behind_it():
     assert plan_decodes(running, 2, plan, scheduler.allocation) == 3
     assert [chunk.start for chunk in plan.decodes] == [5, 7] and plan.left == 30
     assert [sample.seq.pending_row for sample in plan.samples] == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["pictures", "pictures that stay"])
+def test_a_request_that_has_read_its_pictures_is_planned_in_the_bulk_unless_they_stay(kind):
+    scheduler = make_scheduler(64, groups=GROUPS[kind])
+    shown, text = make_request(6, 9), make_request(5, 9)
+    shown.asks = asks_for([PromptItem(2, 1, b"cat", 3, {}, False)])
+    running = decoding(scheduler, text, shown)
+    stays = kind != "pictures"
+    assert plan_decodes(running, 0, StepPlan(32), scheduler.allocation) == (1 if stays else 2)
+
+
+@pytest.mark.parametrize("kind", ["pictures", "pictures that stay"])
+def test_steps_without_tokens_that_read_pictures_are_those_of_text(kind):
+    loop = Loop(make_scheduler(64, groups=GROUPS[kind], prefix_caching=True))
+    for _ in range(2):  # computed, and found in the cache
+        shown = make_request(6, 9)
+        shown.asks = asks_for([PromptItem(2, 1, b"cat", 3, {}, False)])
+        steps = [step for step in loop.run(shown) if step.chunks]
+        last = max(chunk.start for step in steps for chunk in step.chunks)
+        for step in steps:
+            reads = step.chunks[0].start <= (last if kind != "pictures" else 2)
+            assert bool(step.rows) == reads
 
 
 def test_the_bulk_ends_where_a_block_is_missing_and_changes_nothing_there():

@@ -100,7 +100,8 @@ class ImageCache(EncodedCache):
         return (self.format.block_size, -(-elements // LANES), LANES)
 
     def pool_groups(self) -> tuple[GroupSpec, ...]:
-        return (self.spec(self.group.name, 1, ImageFeatures()),)
+        policy = ImageFeatures(patches=self.group.patches, work=self.group.work)
+        return (self.spec(self.group.name, 1, policy),)
 
     def reads(self) -> Reads:
         return Reads(0, None, 0)  # once for each token of an image, not for each token

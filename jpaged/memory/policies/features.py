@@ -66,6 +66,8 @@ class ImageFeatures(NoTable):
     Attributes:
         most: features of the largest image where the model says it, by which a pool is sized; 0 = it does not.
         stays: whether tokens read it as long as they see the image (cross-attention), and not once.
+        patches, work: what encoding an image costs: `work` tokens for each entry of its array `patches`, or for each of
+            its features where it has no such array.
 
     Raises:
         ValueError: when `most` is negative.
@@ -74,6 +76,8 @@ class ImageFeatures(NoTable):
     kind: ClassVar[str] = "images"
     most: int = 0
     stays: bool = False
+    patches: str = field(default="", repr=False)  # saved states compare what is shown
+    work: float = field(default=1.0, repr=False)
 
     def __post_init__(self) -> None:
         if self.most < 0:

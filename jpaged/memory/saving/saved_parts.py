@@ -183,6 +183,7 @@ def request_data(request: RequestBlocks, open_pages: NumberedOpenPages) -> dict[
         "parts_at": request.parts_at,
         "ends": list(request.ends),
         "goes_on": request.goes_on,
+        "item_end": request.item_end,
         "junction": request.junction,
         "leaves_less": request.leaves_less,
     }
@@ -205,6 +206,7 @@ def load_request(
         request.leave_less()
     request.junction = data.get("junction", 0)  # 0.2.0 did not ask for it, nor for the next
     request.parts_at = data.get("parts_at", 0)
+    request.item_end = data.get("item_end", 0)
     return request
 
 

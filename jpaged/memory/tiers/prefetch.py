@@ -115,14 +115,14 @@ class Content(NamedTuple):
     Attributes:
         group: number of its layer group.
         links: the names of its blocks.
-        features: number of its features; making one is taken to cost what computing a token does.
+        cost: what making it costs, in tokens of the model.
         stop: position after the last token that needs it.
         is_here: whether the pool has it.
     """
 
     group: int
     links: Sequence[Link]
-    features: int
+    cost: int
     stop: int
     is_here: bool
 
@@ -346,8 +346,8 @@ class Prefetch:
             mine: dict[int, list[StoredBlock]] = {}
             for number, stored in filter(None, places):
                 mine.setdefault(number, []).append(stored)
-            if mine and self._saved(content.features, mine) > 0:
-                tokens += content.features
+            if mine and self._saved(content.cost, mine) > 0:
+                tokens += content.cost
                 for number, some in mine.items():
                     twice = {stored.digest for stored in blocks.get(number, ())}
                     blocks.setdefault(number, []).extend(stored for stored in some if stored.digest not in twice)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from jpaged.memory import MemoryManager, StoredImage, TokenSpan
+from jpaged.memory.policies import UNBOUNDED
 from jpaged.memory.shared_blocks import SharedBlocks
 from jpaged.memory.tiers import Content as TierContent
 from jpaged.scheduling.request import Request, Sequence
@@ -162,6 +163,11 @@ class Held(ABC):
         """Forget all holds, after the memory was cleared."""
 
     # Steps.
+
+    def reads_until(self, request: Request) -> int:
+        """Return the position from which on the request's tokens read nothing of the kind: nothing is held for them
+        and `rows` has nothing of them."""
+        return UNBOUNDED
 
     @abstractmethod
     def rows(self, request: Request, chunks: Seq[Chunk]) -> Iterable[Any]:

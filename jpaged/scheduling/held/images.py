@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, ClassVar, NamedTuple
@@ -45,8 +46,9 @@ class ImageHolds(Held):
     """Holds the features of images, and plans when the encoder computes them.
 
     An image is encoded in the step in which a chunk reaches its tokens, or before. It is held per chunk and not as a
-    whole, because encoding counts against the token budget: as many tokens as it makes features, at most as many as a
-    prompt is sure to get. An image that is in the pool, or encoded in this step for another request, costs nothing.
+    whole, because encoding counts against the token budget: as many tokens as take the text model as long
+    (`ImageFeatures.work`), at most as many as a prompt is sure to get. An image that is in the pool, or encoded in this
+    step for another request, costs nothing.
 
     Images that stay (`ImageFeatures.stays`) are held until the last token that sees them was dispatched: the one before
     the next image, or the request's last. A chunk sees only one of them.
@@ -58,8 +60,8 @@ class ImageHolds(Held):
 
     def __init__(self, memory: MemoryManager, limits: StepLimits) -> None:
         super().__init__(memory, limits)
-        policy = self.blocks.policy
-        self._stays = isinstance(policy, ImageFeatures) and policy.stays
+        assert isinstance(self.blocks.policy, ImageFeatures)
+        self._policy, self._stays = self.blocks.policy, self.blocks.policy.stays
         self._encoding: dict[bytes, tuple[PromptItem, int]] = {}  # with the id of the request that asks first
         self._filling: list[StoredImage] = []
 
@@ -115,6 +117,16 @@ class ImageHolds(Held):
 
     # Acquiring and releasing.
 
+    def _cost(self, image: PromptItem) -> int:
+        """Return how many tokens of a step's budget encoding an image takes; features that a caller gives, which have
+        no patches, are copied for one each."""
+        name, work = self._policy.patches, self._policy.work
+        total = sum(
+            len(part.arrays[name]) * work if name in part.arrays else part.features * (1.0 if name else work)
+            for part in image.each
+        )
+        return max(1, math.ceil(total))
+
     def _held(self, request: Request) -> dict[int, HeldImage]:
         """Return the images that the request holds, by their place among those that it asks for."""
         found: dict[int, HeldImage] = request.held.get(self.kind, {})
@@ -137,7 +149,7 @@ class ImageHolds(Held):
             if number not in held:
                 missing = not self.blocks.holds_content(image.digest)
                 is_made = missing and not self._read(request.request_id, image)
-                own = min(image.features, self._limits.sure) if is_made else 0
+                own = min(self._cost(image), self._limits.sure) if is_made else 0
                 room = min(length, budget - cost - own)
                 if before > 0 and room < before + (image.length if image.whole else 1):
                     return Reach(before, cost)  # it is held when a chunk begins with it, and not before
@@ -183,7 +195,7 @@ class ImageHolds(Held):
         blocks = self.blocks
         for image in _images(request):
             links, is_here = blocks.links(image.digest, image.features), blocks.holds_content(image.digest)
-            yield Content(blocks.group, links, image.features, UNBOUNDED if self._stays else image.stop, is_here)
+            yield Content(blocks.group, links, self._cost(image), UNBOUNDED if self._stays else image.stop, is_here)
 
     def _read(self, request_id: int, image: PromptItem) -> list[tuple[Link, Staged]]:
         """Return the blocks of an image that were read from tiers for a request; empty where one is missing."""
@@ -195,6 +207,9 @@ class ImageHolds(Held):
         return found if len(found) == len(read) else []
 
     # Steps.
+
+    def reads_until(self, request: Request) -> int:
+        return UNBOUNDED if self._stays else _images(request)[-1].stop
 
     def rows(self, request: Request, chunks: Seq[Chunk]) -> Iterable[ImageRead]:
         """Return the features that the chunks' tokens take."""

@@ -104,6 +104,8 @@ class Holds:
         """Return how far the sequence's next chunk may go by all kinds, see `Held.reach`."""
         cost = 0
         for held in self._of(request):
+            if held.reads_until(request) <= seq.num_computed:
+                continue
             found = held.reach(request, seq, length, budget - cost)
             if found is None:
                 return None
@@ -134,10 +136,16 @@ class Holds:
 
     # Steps.
 
+    def reads_at(self, request: Request, position: int) -> bool:
+        """Tell whether a token of the request from `position` on reads something."""
+        return any(held.reads_until(request) > position for held in self._of(request))
+
     def add_rows(self, plan: StepPlan, request: Request, chunks: Seq[Chunk]) -> None:
         """Put what a request's chunks read into the plan."""
         for held in self._of(request):
-            plan.rows.setdefault(held.kind, []).extend(held.rows(request, chunks))
+            until = held.reads_until(request)
+            if reading := [chunk for chunk in chunks if chunk.start < until]:
+                plan.rows.setdefault(held.kind, []).extend(held.rows(request, reading))
 
     def take(self, plan: StepPlan) -> None:
         """Move what the device has to do for new holds into the plan."""

@@ -83,7 +83,7 @@ NAMES: dict[str, str] = {
     "mllama": "Llama 3.2 Vision 11B, 90B",
     "mllama_text_model": "Llama 3.2 Vision's text model",
     "llava_onevision": "LLaVA-OneVision 0.5B, 7B, 72B",
-    "llava": "LLaVA 1.5 7B, 13B",
+    "llava": "LLaVA 1.5 7B, 13B; Pixtral 12B",
     "llava_next": "LLaVA-NeXT 7B, 13B, 34B",
     "idefics3": "Idefics 3 8B; SmolVLM 256M, 500M, 2.2B",
     "smolvlm": "SmolVLM2 256M, 500M, 2.2B",

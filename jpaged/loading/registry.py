@@ -54,7 +54,7 @@ def around_text(family: Any, config: AnyConfig) -> type[Any]:
     if not isinstance(family, SeesAround):
         found: type[Any] = family
         return found
-    return family.around(model_class(config.get_text_config().model_type))
+    return family.around(model_class(config.get_text_config().model_type), config)
 
 
 def is_encoder(family: type[Any], config: AnyConfig) -> bool:

@@ -116,8 +116,8 @@ class PacksImages(Protocol):
 class SeesAround(Protocol):
     """Gives eyes to the text model that a config names. An entry point may name it in the place of a family."""
 
-    def around(self, text: type[Any]) -> type[Any]:
-        """Return the family, built with the whole config, that sees and reads text as the family `text` does. That is
+    def around(self, text: type[Any], config: Any) -> type[Any]:
+        """Return the family, built with the whole `config`, that sees and reads text as the family `text` does. That is
         its attribute ``text_family``.
 
         Raises:

@@ -92,10 +92,10 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
         ValueError: the model cannot be built with these settings.
     """
     config = SizedConfig(**request["engine"])
-    family = resolve_name(request["family"])
-    if request["sees"] is not None:
-        family = resolve_name(request["sees"]).around(family)
-    model_config = read_config(Path(request["config_folder"]), family)
+    family, sees = resolve_name(request["family"]), request["sees"] and resolve_name(request["sees"])
+    model_config = read_config(Path(request["config_folder"]), sees or family)
+    if sees is not None:
+        family = sees.around(family, model_config)
     mesh, kernels, dtype = target_mesh(device, request["compiled"]), _kernels(device), jnp.dtype(request["dtype"])
     max_model_len = resolve_max_model_len(config.max_model_len, model_config)
     build = build_context(

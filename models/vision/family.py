@@ -46,8 +46,8 @@ class VisionFamily:
     longest: Callable[[Any], int | None] | None = None
     given: bool = False
 
-    def around(self, text: type[Any]) -> type[Any]:
-        """Return the family that sees by this tower and reads text as the family `text`.
+    def around(self, text: type[Any], config: Any = None) -> type[Any]:
+        """Return the family that sees by this tower and reads text as the family `text`, whatever the config is.
 
         Raises:
             ValueError: `text` is no `Decoder`, which places features.
@@ -55,6 +55,28 @@ class VisionFamily:
         if not issubclass(text, Decoder):
             raise ValueError(f"{text.__name__} is no Decoder of jpaged, so no tower is put around it")
         return _around(self, text)
+
+
+@dataclass(frozen=True)
+class OneOfTowers:
+    """Describes families whose checkpoints have one ``model_type`` and towers of several kinds.
+
+    Attributes:
+        families: the family of each kind, its config's ``vision_config.model_type``.
+    """
+
+    families: Mapping[str, VisionFamily]
+
+    def around(self, text: type[Any], config: Any) -> type[Any]:
+        """Return what the family of the config's tower returns.
+
+        Raises:
+            ValueError: the tower is of another kind, or `text` is no `Decoder`.
+        """
+        kind = config.vision_config.model_type
+        if kind not in self.families:
+            raise ValueError(f"vision_config.model_type={kind!r} is not one of {', '.join(self.families)}")
+        return self.families[kind].around(text)
 
 
 TOWER = "vision"

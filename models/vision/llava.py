@@ -1,4 +1,5 @@
 """LLaVA (Liu et al., 2023), LLaVA-NeXT and LLaVA-OneVision (Li et al., 2024), which read SigLIP's or CLIP's vectors.
+Checkpoints of LLaVA's type with Pixtral's tower, as Pixtral 12B, are that family's.
 
 A picture of the later two is an overview and tiles: features are put together from them by `jpaged.images.anyres`.
 """
@@ -20,7 +21,8 @@ from .. import weights as convert
 from ..layers import ACTIVATIONS, check_activation
 from ..linear import Linear
 from ..parameters import random_param
-from .family import VisionFamily
+from .family import OneOfTowers, VisionFamily
+from .pixtral import MISTRAL3
 from .siglip import PREFIXES, TILES, LearnedTower, ProjectedTower, row_layout
 from .tower import as_floats
 
@@ -93,6 +95,7 @@ class LlavaVision(ProjectedTower):
         )
 
 
-LLAVA = VisionFamily(LlavaVision, "jpaged.images.tiles:LlavaImageProcessor", PREFIXES)
+_OF_TILES = VisionFamily(LlavaVision, "jpaged.images.tiles:LlavaImageProcessor", PREFIXES)
+LLAVA = OneOfTowers(dict.fromkeys(_TOWERS, _OF_TILES) | {"pixtral": MISTRAL3})
 LLAVA_NEXT = VisionFamily(LlavaVision, "jpaged.images.tiles:LlavaNextImageProcessor", PREFIXES)
 LLAVA_ONEVISION = VisionFamily(LlavaVision, "jpaged.images.tiles:LlavaOnevisionImageProcessor", PREFIXES)

@@ -28,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPooling
-from vision_checkpoints import IMAGE, SPECIAL, TEMPLATE, VOCAB, _make, tokenizer
+from vision_checkpoints import IMAGE, SPECIAL, TEMPLATE, VOCAB, tokenizer
 from wrapped_families import text_of
 
 from jpaged.images import ImageSources, Placeholder, read_images
@@ -189,17 +189,16 @@ def seen_by_lfm2(config: Any, images: Sequence[Image.Image]) -> dict[str, torch.
     return {"pixel_values": padded, "pixel_attention_mask": mask, "spatial_shapes": torch.tensor(shapes)}
 
 
-def make_llava(folder: Path) -> Any:
-    """Write a checkpoint of LLaVA with Pixtral's tower and return transformers' model."""
+def llava_pixtral() -> tuple[type, Any]:
+    """Patches are not merged, and layers' results are joined."""
     config = LlavaConfig(
         text_config=text_of("mistral-window") | {"vocab_size": VOCAB},
-        vision_config=VISION,
+        vision_config=VISION | {"patch_size": 8},
         image_token_index=IMAGE,
         vision_feature_layer=[1, -1],
         vision_feature_select_strategy="full",
     )
-    (folder / "processor_config.json").write_text(json.dumps(FILE | {"spatial_merge_size": 1}))
-    return _make(LlavaForConditionalGeneration, config, PROCESSOR, folder, TOKENIZER)
+    return LlavaForConditionalGeneration, config
 
 
 LLAMA4_FILE = {
@@ -274,6 +273,8 @@ def files(name: str, folder: Path) -> tuple[Any, Any]:
         return SimpleNamespace(save_pretrained=write), INTERN_TOKENIZER
     of_tiles = name.startswith("internvl")
     said = {"image_seq_length": TILE_TOKENS} if of_tiles else FILE
+    if name == "llava_pixtral":
+        said = FILE | {"patch_size": 8, "spatial_merge_size": 1}
     (folder / "processor_config.json").write_text(json.dumps(said))
     return (TILES, INTERN_TOKENIZER) if of_tiles else (PROCESSOR, TOKENIZER)
 
@@ -288,7 +289,7 @@ def seen(model: Any, images: Sequence[Image.Image], frames: Sequence[Image.Image
     if not images and not frames:
         return {}
     if model.config.model_type == "llava":
-        return dict(PROCESSOR(list(images), return_tensors="pt"))
+        return dict(resized(images))
     if model.config.model_type == "lfm2_vl":
         return seen_by_lfm2(model.config, images)
     if model.config.model_type == "internvl":
@@ -304,5 +305,6 @@ def seen(model: Any, images: Sequence[Image.Image], frames: Sequence[Image.Image
 
 
 FAMILIES = {
-    make.__name__: make for make in (mistral3, mistral3_of_mistral, internvl, internvl_plain, lfm2_vl, lfm2_vl_plain)
+    make.__name__: make
+    for make in (mistral3, mistral3_of_mistral, llava_pixtral, internvl, internvl_plain, lfm2_vl, lfm2_vl_plain)
 }

@@ -264,7 +264,7 @@ def torch_logits(model: Any, asked: dict[str, Any], ids: Sequence[int]) -> torch
     Nothing is kept from step to step: what transformers keeps of Qwen3.5 after a picture at a prompt's end is not what
     it computes at once.
     """
-    if model.config.model_type in tiles.FAMILIES:
+    if hasattr(model, "image_processor"):
         return tiles.torch_logits(model, asked, ids)
     images = asked.get("multi_modal_data", {}).get("image", [])
     whole = torch.tensor([list(ids)])

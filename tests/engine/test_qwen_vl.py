@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import EntryPoint, entry_points
 
 import numpy as np
 import pixtral_checkpoints as pixtral
 import pytest
+import tile_checkpoints as tiles
 from PIL import Image
 from qwen_vl_checkpoints import FAMILIES, IMAGE, SIZES, add_head, assert_torchs, make, pictures, prompt
 from vision_checkpoints import check_empty, prompt_of
 
 from jpaged import LLM, MTP, NGram, SamplingParams
-from jpaged.loading import registry
 
 SETTINGS = {
     "dtype": "float32",
@@ -36,6 +35,8 @@ PARTS = [
 """Without a picture, with one of each size, with two, and with five."""
 PROMPTS = [prompt(parts, seed) for seed, parts in enumerate(PARTS)]
 
+OF_ANY_SHAPE = {*tiles.FAMILIES, *pixtral.FAMILIES}
+"""Families that take pictures of any shape, as their processors in transformers do."""
 ON_A_COMMIT = ("qwen3_vl", "smolvlm", "mistral3")
 NAMES = [name if name in ON_A_COMMIT else pytest.param(name, marks=pytest.mark.nightly) for name in FAMILIES]
 
@@ -43,7 +44,7 @@ NAMES = [name if name in ON_A_COMMIT else pytest.param(name, marks=pytest.mark.n
 @pytest.fixture(scope="module", params=NAMES)
 def checkpoint(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    return str(folder), make(request.param, folder)
+    return str(folder), make(request.param, folder), request.param
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +82,14 @@ def test_pictures_of_odd_shapes_in_one_batch_give_what_each_gives_alone(engine, 
     assert_torchs(checkpoint[1], asked, outputs)
     ids, image = asked[0]["prompt_token_ids"], asked[0]["multi_modal_data"]["image"]
     (place,) = (at for at, token in enumerate(ids) if token == IMAGE)
-    for given, images in (
+    refused = [
         ([*ids, IMAGE], image),
         (ids, image * 2),
         ([*ids[:place], IMAGE, 99, *ids[place:]], image),
         ([each for each in ids if each != IMAGE], image),
-        (ids, pictures((1, 201))),
-    ):
+    ]
+    refused += [] if checkpoint[2] in OF_ANY_SHAPE else [(ids, pictures((1, 201)))]
+    for given, images in refused:
         bad = {"prompt_token_ids": given, "multi_modal_data": {"image": images}}
         with pytest.raises(ValueError, match=r"placeholder|images? takes?|200 times"):
             engine.generate([asked[1], bad], GREEDY, use_tqdm=False)
@@ -97,8 +99,18 @@ def test_pictures_of_odd_shapes_in_one_batch_give_what_each_gives_alone(engine, 
     check_empty(engine)
 
 
-PAGES = {"qwen3_5": 10, "qwen3_5_moe": 10, "idefics3": 30, "llava": 20, "llava_next": 30, "smolvlm": 20, "mistral3": 32}
-"""Pages of a pool that is too small: few of Qwen3.5's layers keep KV, and pictures have more or fewer tokens."""
+PAGES = {
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), 10),
+    **dict.fromkeys(("lfm2_vl", "lfm2_vl_plain"), 14),
+    **dict.fromkeys(("llava", "llava_siglip", "llava_next"), 18),
+    **dict.fromkeys(("internvl", "internvl_plain"), 50),
+    "mistral3": 32,
+    "idefics3": 23,
+    "smolvlm": 17,
+    "llava_padded": 15,
+    "smolvlm_whole": 12,
+}
+"""Pages of a pool in which each request fits alone and one gives way to another; 20 for the others."""
 TIGHT = {"enable_prefix_caching": False}
 CHANGES = {
     "swap": TIGHT | {"preemption_mode": "swap"},
@@ -120,12 +132,9 @@ def test_nothing_that_happens_to_a_request_changes_its_tokens(engine, checkpoint
     wanted = engine.generate(PROMPTS, params, use_tqdm=False)
     changed = CHANGES[change]
     if is_tight := "preemption_mode" in changed:
-        if checkpoint[1].config.model_type in ("internvl", "lfm2_vl"):
-            pytest.skip("the pages of a pool that is too small for all of them are not known")
-        kinds = checkpoint[1].config.model_type, checkpoint[1].config.get_text_config().model_type
-        if kinds == ("mistral3", "mistral"):
-            pytest.skip("a pool of 14 pages, which has room for the largest, preempts none: windows free pages")
-        pages = PAGES.get(checkpoint[1].config.model_type, 20)
+        if checkpoint[2] in ("llava_pixtral", "mistral3_of_mistral"):
+            pytest.skip("windows give pages back: in pools of 14 to 32 pages no request gives way")
+        pages = PAGES.get(checkpoint[2], 20)
         changed = changed | {"kv_cache_memory_bytes": pages * engine.memory_report().page_bytes}
     llm = LLM(checkpoint[0], **(SETTINGS | changed))
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
@@ -198,20 +207,6 @@ def test_frames_are_pictures_beside_pictures(tmp_path):
     (output,) = llm.generate([asked], GREEDY, use_tqdm=False)
     shown = [Image.fromarray(frames[number]) for number in (1, 3)]
     assert_torchs(model, [{"multi_modal_data": {"image": [TINY], "video": shown}}], [output])
-    check_empty(llm)
-
-
-@pytest.mark.nightly
-def test_pixtral_is_a_tower_of_llava(tmp_path, monkeypatch):
-    """Its patches are not merged, and layers' results are joined."""
-    row = EntryPoint("llava", "jpaged_models.vision.pixtral:MISTRAL3", registry.GROUP)
-    others = [entry for entry in entry_points(group=registry.GROUP) if entry.name != "llava"]
-    monkeypatch.setattr(registry, "entry_points", lambda group: [*others, row])
-    model = pixtral.make_llava(tmp_path)
-    small = pictures((8, 8), (4, 160), (4, 4), (22, 10))
-    prompts = [prompt((3, small[0], 2)), prompt((2, small[1], 1, small[2], 4)), prompt((small[2], 2, small[3]), seed=2)]
-    llm = LLM(str(tmp_path), **SETTINGS)
-    assert_torchs(model, prompts, llm.generate(prompts, GREEDY, use_tqdm=False))
     check_empty(llm)
 
 

@@ -1,4 +1,4 @@
-"""SmolVLM's videos give the tokens of transformers, with the times of frames in the prompt."""
+"""SmolVLM's videos, and pictures beside them, give the tokens of transformers, with the times of frames."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,7 @@ import torch
 from greedy_reference import one_torch_thread
 from PIL import Image
 from tile_checkpoints import IMAGE, SCALING, VIDEO, make
+from tile_checkpoints import seen as pixels_of_pictures
 from vision_checkpoints import check_empty, picture
 
 from jpaged import LLM, SamplingParams
@@ -36,6 +37,20 @@ def seen(video):
     return torch.tensor(np.stack(tiles), dtype=torch.float32).permute(0, 3, 1, 2)[None]
 
 
+def assert_torchs(model, output, tiles):
+    """Tokens are those that transformers finds likeliest after these tiles, in the order of the prompt."""
+    tokens, first = list(output.outputs[0].token_ids), len(output.prompt_token_ids)
+    whole = torch.tensor([[*output.prompt_token_ids, *tokens]])
+    with one_torch_thread(), torch.inference_mode():
+        logits = model(whole, pixel_values=torch.cat(tiles, dim=1)).logits[0, first - 1 : -1].double()
+    wanted = logits.log_softmax(-1).numpy()
+    chosen = wanted[np.arange(len(tokens)), tokens]
+    found = [next(iter(each.values())).logprob for each in output.outputs[0].logprobs]
+    np.testing.assert_allclose(found, chosen, atol=1e-3)
+    wanted[:, [IMAGE, VIDEO]] -= 100
+    assert (wanted.max(-1) - chosen).max() < 1e-3
+
+
 @pytest.mark.nightly
 def test_tokens_are_those_of_transformers_with_the_times_of_frames(tmp_path):
     model = make("smolvlm", tmp_path)
@@ -45,21 +60,20 @@ def test_tokens_are_those_of_transformers_with_the_times_of_frames(tmp_path):
         {"prompt_token_ids": [1, 70, VIDEO, 80 + n], "multi_modal_data": {"video": [video]}}
         for n, video in enumerate(videos)
     ]
+    shown = [[seen(video)] for video, _ in videos]
+    pictures = [picture(0, (20, 30)), picture(1, (9, 40))]
+    of_pictures = [pixels_of_pictures(model, [each])["pixel_values"] for each in pictures]
+    for ids, tiles in (
+        ([1, IMAGE, 70, VIDEO, 80], [of_pictures[0], *shown[1]]),
+        ([1, VIDEO, IMAGE, 80], [*shown[1], of_pictures[0]]),
+        ([1, VIDEO, 70, IMAGE, VIDEO, IMAGE], [*shown[0], of_pictures[0], *shown[1], of_pictures[1]]),
+    ):
+        data = {"image": pictures[: ids.count(IMAGE)], "video": videos[-ids.count(VIDEO) :]}
+        prompts.append({"prompt_token_ids": ids, "multi_modal_data": data})
+        shown.append(tiles)
     for _ in range(2):
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
-        for (video, _), output in zip(videos, outputs, strict=True):
-            tokens, first = list(output.outputs[0].token_ids), len(output.prompt_token_ids)
-            whole = torch.tensor([[*output.prompt_token_ids, *tokens]])
-            with one_torch_thread(), torch.inference_mode():
-                logits = model(whole, pixel_values=seen(video)).logits[0, first - 1 : -1].double()
-            wanted = logits.log_softmax(-1).numpy()
-            chosen = wanted[np.arange(len(tokens)), tokens]
-            found = [next(iter(each.values())).logprob for each in output.outputs[0].logprobs]
-            np.testing.assert_allclose(found, chosen, atol=1e-3)
-            wanted[:, [IMAGE, VIDEO]] -= 100
-            assert (wanted.max(-1) - chosen).max() < 1e-3
+        for output, tiles in zip(outputs, shown, strict=True):
+            assert_torchs(model, output, tiles)
     assert llm.stats().prefix_hits > 0
-    both = {"prompt_token_ids": [1, IMAGE, VIDEO], "multi_modal_data": {"video": [videos[0]], "image": [picture(0)]}}
-    with pytest.raises(ValueError, match="the model takes one kind"):
-        llm.generate(both, GREEDY, use_tqdm=False)
     check_empty(llm)

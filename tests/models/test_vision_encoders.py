@@ -27,9 +27,10 @@ from jpaged.execution.image_rows import ImageRows, Item
 from jpaged.images import anyres
 from jpaged.images.tiles import TilePatches, taken
 from jpaged.model_api import BuildContext
+from jpaged_models.decoder import Decoder
 from jpaged_models.vision import MllamaProjector, MllamaVision
 from jpaged_models.vision.gemma3 import GEMMA3, Gemma3Vision
-from jpaged_models.vision.llava import LLAVA, LlavaVision
+from jpaged_models.vision.llava import LLAVA, LLAVA_ONEVISION, LlavaVision
 
 SIGLIP = {
     "hidden_size": 60,
@@ -224,7 +225,7 @@ def test_llava_onevisions_tokens_equal_transformers(shards, bias, tmp_path):
             )
         wanted.append(theirs.pooler_output[0])
     for found, theirs in zip(
-        towers(LLAVA, LlavaVision, config, tensors, items, tensor_parallel=shards), wanted, strict=True
+        towers(LLAVA_ONEVISION, LlavaVision, config, tensors, items, tensor_parallel=shards), wanted, strict=True
     ):
         close(found, theirs)
 
@@ -291,6 +292,13 @@ def test_what_towers_do_not_do_is_refused(make, kind, field, value, message):
     setattr(config, field, value)
     with pytest.raises(ValueError, match=message):
         kind(config, build_context())
+
+
+def test_a_tower_of_a_kind_that_a_family_has_not_is_refused():
+    _, config = llava()
+    config.vision_config.model_type = "siglip2_vision_model"
+    with pytest.raises(ValueError, match=r"model_type='siglip2_vision_model' is not one of siglip.*, clip.*, pixtral"):
+        LLAVA.around(Decoder, config)
 
 
 @pytest.mark.nightly

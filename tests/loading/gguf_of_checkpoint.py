@@ -17,6 +17,8 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
     "mixtral": "llama",
+    "llama": "llama",
+    "qwen3_vl_text": "qwen3vl",
     "qwen3_moe": "qwen3moe",
     "qwen2_moe": "qwen2moe",
     "olmoe": "olmoe",
@@ -108,7 +110,7 @@ def architecture(config: PretrainedConfig) -> str:
     return ARCHITECTURES[config.model_type]
 
 
-_IN_PAIRS = ("mixtral", "arcee", "granite", "granitemoe", "granitemoehybrid", "smollm3", "ministral3", "mistral")
+_IN_PAIRS = ("mixtral", "llama", "arcee", "granite", "granitemoe", "granitemoehybrid", "smollm3", "ministral3", "mistral")
 """Families that the converter rotates by neighbours."""
 _MAMBA2 = ("mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h")
 

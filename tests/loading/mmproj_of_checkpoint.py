@@ -104,7 +104,7 @@ _OF_CONVERTER = {
 
 def _converted(name: str, array: np.ndarray, config: Any, layers: int, heads: int) -> dict[str, np.ndarray]:
     family = config.model_type
-    if family == "qwen3_vl":
+    if family.startswith("qwen3"):
         return _of_qwen(name, array, config, layers)
     if name.endswith("mm_soft_emb_norm.weight"):
         array = array + 1

@@ -55,7 +55,9 @@ def _fields(file: GGUFFile) -> Fields:
     arch = file.metadata.get("general.architecture")
     if arch not in ARCHITECTURES:
         if arch == "clip":
-            raise ValueError(f"{file.path} holds a model's eyes alone (mmproj): name the file of its language model, and this one as mmproj")
+            raise ValueError(
+                f"{file.path} holds a model's eyes alone (mmproj): name the file of its language model, and this one as mmproj"
+            )
         supported = ", ".join(ARCHITECTURES)
         raise ValueError(f"{file.path}: GGUF architecture {arch!r} is not supported; supported: {supported}")
     if arch not in _MAY_HAVE_EXPERTS and field(file, "expert_count", 0):

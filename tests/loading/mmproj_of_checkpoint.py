@@ -1,4 +1,4 @@
-"""Writes a checkpoint of a model with eyes as two GGUF files, its text model and its tower (mmproj), as llama.cpp does."""
+"""Writes a checkpoint of a model with eyes as two GGUF files, text model and tower (mmproj), as llama.cpp does."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ def _fields(file: GGUFFile) -> Fields:
     if arch not in ARCHITECTURES:
         if arch == "clip":
             raise ValueError(
-                f"{file.path} holds a model's eyes alone (mmproj): name the file of its language model, and this one as mmproj"
+                f"{file.path} holds a model's eyes alone (mmproj): name the file of its language model, "
+                "and this one as mmproj"
             )
         supported = ", ".join(ARCHITECTURES)
         raise ValueError(f"{file.path}: GGUF architecture {arch!r} is not supported; supported: {supported}")

@@ -123,6 +123,8 @@ class Pair:
         self.text, self.mmproj = text, mmproj
         self._arch = text.metadata.get("general.architecture")
         both = f"mmproj={str(mmproj.file.path)!r} does not go with model={str(text.path)!r}"
+        if self._arch == "clip":
+            raise ValueError(f"model={str(text.path)!r} holds a model's eyes alone: name the file of its text model")
         known = mmproj.tower.texts
         if self._arch not in known:
             raise ValueError(

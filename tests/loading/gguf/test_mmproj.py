@@ -220,7 +220,7 @@ def test_files_that_do_not_go_together_are_refused(pairs, tmp_path):
     refused("mmproj=.* goes with a GGUF file, and model=.* is a folder, which has its own tower", folder, tower)
     refused("mmproj=.*nothing.gguf.* does not exist", model, tmp_path / "nothing.gguf")
     refused("mmproj=.* is no GGUF file", model, folder)
-    refused("holds a model's eyes alone .*and this one as mmproj", tower, tower)
+    refused("holds a model's eyes alone: name the file of its text model", tower, tower)
     llama = write_quantised_llama(tmp_path / "llama.gguf", Encoding.Q8_0)
     refused("not of 'llama'", llama, tower)
 

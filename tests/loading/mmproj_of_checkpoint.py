@@ -43,11 +43,12 @@ def write_text(path: Path, folder: Path, config: Any, keys: Mapping[str, Any]) -
     alone = path.parent / f"{path.stem}-text"
     alone.mkdir()
     parts = tuple(other_parts(_family(config)))
-    tensors = load_file(folder / "model.safetensors")
-    save_file(
-        {text_name(name): array for name, array in tensors.items() if not name.startswith(parts)},
-        alone / "model.safetensors",
-    )
+    tensors = {
+        text_name(name): np.ascontiguousarray(array.swapaxes(1, 2)) if "mlp.experts." in name else array  # as published
+        for name, array in load_file(folder / "model.safetensors").items()
+        if not name.startswith(parts)
+    }
+    save_file(tensors, alone / "model.safetensors")
     text = config.get_text_config()
     arch = gguf_of_checkpoint.architecture(text)
     own = {f"{arch}.{key.removeprefix('.')}" if key.startswith(".") else key: value for key, value in keys.items()}

@@ -67,6 +67,8 @@ def qwen3_vl(make=qwen.qwen3_vl):
     kind, config = make()
     if hasattr(config.text_config, "mlp_only_layers"):
         config.text_config.mlp_only_layers = []  # as the architecture has it
+    if hasattr(config.text_config, "layer_types"):
+        config.text_config.layer_types = ["linear_attention"] * 3 + ["full_attention"]  # the same
     config.vision_config.hidden_act = "gelu_pytorch_tanh"
     processor = Qwen2VLImageProcessorPil(
         temporal_patch_size=2, patch_size=4, merge_size=2, size=qwen.PROCESSOR.size, **SCALING

@@ -18,8 +18,6 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4",
     "mixtral": "llama",
     "llama": "llama",
-    "qwen3_vl_text": "qwen3vl",
-    "qwen3_vl_moe_text": "qwen3vlmoe",
     "qwen3_moe": "qwen3moe",
     "qwen2_moe": "qwen2moe",
     "olmoe": "olmoe",
@@ -68,6 +66,8 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": "qwen35moe",
 }
 """Hugging Face's ``model_type`` -> GGUF's architecture."""
+WITH_TOWERS = {"qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe"}
+"""The same of text models that are read as such with a tower only."""
 
 
 def write_checkpoint(
@@ -108,7 +108,7 @@ def architecture(config: PretrainedConfig) -> str:
     """Return GGUF's name of the config's architecture."""
     if config.model_type == "nemotron_h":
         return "nemotron_h_moe" if "moe" in config.layers_block_type else "nemotron_h"
-    return ARCHITECTURES[config.model_type]
+    return (ARCHITECTURES | WITH_TOWERS)[config.model_type]
 
 
 _IN_PAIRS = (

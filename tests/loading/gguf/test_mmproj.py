@@ -184,7 +184,7 @@ def test_tokens_are_those_of_the_checkpoint(checkpoint, request):
         np.testing.assert_allclose(found, wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("encoding", [Encoding.F16, Encoding.Q8_0])
+@pytest.mark.parametrize("encoding", [Encoding.F16, pytest.param(Encoding.Q8_0, marks=pytest.mark.nightly)])
 def test_towers_of_other_encodings_are_read_as_floats(tmp_path, encoding):
     """Rows of 64 numbers are whole blocks."""
     kind, config, processor, words, keys, text, called = idefics3()

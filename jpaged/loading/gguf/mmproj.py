@@ -63,7 +63,7 @@ class Mmproj:
         if file.metadata.get("clip.has_audio_encoder") and not file.metadata.get("clip.has_vision_encoder", True):
             raise ValueError(f"mmproj={str(file.path)!r} holds an audio encoder, not a vision tower")
         names = ("clip.vision.projector_type", "clip.projector_type")
-        self.projector = next((file.metadata[name] for name in names if name in file.metadata), None)
+        self.projector: Any = next((file.metadata[name] for name in names if name in file.metadata), None)
         if self.projector not in _TOWERS:
             raise ValueError(
                 f"mmproj={str(file.path)!r} has projector type {self.projector!r}; supported: {', '.join(_TOWERS)}"
@@ -121,7 +121,7 @@ class Pair:
 
     def __init__(self, text: GGUFFile, mmproj: Mmproj):
         self.text, self.mmproj = text, mmproj
-        self._arch = text.metadata.get("general.architecture")
+        self._arch: Any = text.metadata.get("general.architecture")
         both = f"mmproj={str(mmproj.file.path)!r} does not go with model={str(text.path)!r}"
         if self._arch == "clip":
             raise ValueError(f"model={str(text.path)!r} holds a model's eyes alone: name the file of its text model")

@@ -668,6 +668,21 @@ class EngineConfig:
     )
     """Whether only the language model of a vision-language model is loaded."""
 
+    mmproj: str | None = setting(
+        None,
+        optional(text),
+        affects=Affects.PROGRAMS | Affects.BLOCKS,
+        saved_as="layout",
+        needs=Need("language_model_only", (False,)),
+        refused={
+            "plans": "a plan reads the text model's file alone",
+            "programs for absent devices": "programs are of the text model's file alone",
+        },
+        flag=Flag(commands="model", help="GGUF file of the vision tower of a model that is a GGUF file."),
+    )
+    """GGUF file of the vision tower (``mmproj``) of a `model` that is a GGUF file, so that prompts may have images.
+    None reads the text model alone."""
+
     enable_lora: bool = setting(
         False,
         switch,

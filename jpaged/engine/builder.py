@@ -134,6 +134,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         download_dir=config.download_dir,
         generation_config=config.generation_config,
         language_model_only=config.language_model_only,
+        mmproj=config.mmproj,
         # `jpaged.training` computes with arrays, whose bits a deterministic engine repeats.
         compact_tiles=Bfloat16Tiles.FLOAT32_BITS if config.deterministic else Bfloat16Tiles.FLOAT32_PRODUCT,
         longest=partial(resolve_max_model_len, config.max_model_len),
@@ -261,7 +262,7 @@ def _image_inputs(config: EngineConfig, loaded: LoadedModel, refusal: str | None
     group = loaded.model.image_group
     return ImageInputs(
         refusal,
-        folder=loaded.location,
+        folder=loaded.processor or loaded.location,
         config=loaded.config,
         tokenizer=loaded.tokenizer,
         sources=config.images,

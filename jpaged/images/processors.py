@@ -163,7 +163,7 @@ class TransformersImageProcessor(ImageProcessor):
     def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
         from transformers import AutoImageProcessor
 
-        processor = AutoImageProcessor.from_pretrained(folder, backend="pil", trust_remote_code=False)
+        processor = AutoImageProcessor.from_pretrained(os.fspath(folder), backend="pil", trust_remote_code=False)
         if getattr(processor, "backend", None) != "pil":
             raise ImportError(
                 'transformers has no image processors without torch: pip install ".[images]" in a clone of jpaged'

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -210,7 +211,7 @@ def takes_videos(config: Any) -> bool:
 
 
 def open_video_processor(
-    folder: str | Path, config: Any, tokenizer: Any, settings: Mapping[str, Any] | None = None
+    folder: str | os.PathLike[str], config: Any, tokenizer: Any, settings: Mapping[str, Any] | None = None
 ) -> VideoProcessor:
     """Return the video processor of the checkpoint in `folder`.
 

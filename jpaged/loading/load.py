@@ -47,6 +47,7 @@ def load_model(
     download_dir: str | Path | None = None,
     generation_config: str = "auto",
     language_model_only: bool = False,
+    mmproj: str | None = None,
     compact_tiles: CompactTiles | None = None,
     chat_template: str | None = None,
     classifier_from_token: tuple[str, ...] | None = None,
@@ -64,8 +65,8 @@ def load_model(
         stacked: stack the layers for a scan; by default as `build_context` says.
         quantization: format of the matrices, see `EngineConfig`; None = the dtype, or the format of a quantised
             checkpoint that jpaged saved.
-        tokenizer, chat_template, classifier_from_token, revision, download_dir, generation_config, language_model_only:
-            see `EngineConfig`.
+        tokenizer, chat_template, classifier_from_token, revision, download_dir, generation_config, language_model_only,
+            mmproj: see `EngineConfig`.
         compact_tiles: the matrices of a bfloat16 checkpoint that a CPU which computes in float32 keeps in bfloat16, in
             half of the memory; these cannot be differentiated. None: keeps none.
         longest: returns the most tokens of a sequence, given the config of a model that generates; None = as many as
@@ -81,7 +82,13 @@ def load_model(
     check_quantization(quantization)
     check_device(quantization, device)
     other = None if tokenizer is None else find_tokenizer(tokenizer, download_dir)
-    opened = open_model(name, revision=revision, download_dir=download_dir, language_model_only=language_model_only)
+    opened = open_model(
+        name,
+        revision=revision,
+        download_dir=download_dir,
+        language_model_only=language_model_only,
+        mmproj=mmproj,
+    )
     held = chosen_dtype(opened.reader, device.platform, capability_of(device)) if dtype == "auto" else dtype
     if check is not None:
         check(opened.family, opened.config, np.dtype(jnp.dtype(held)))
@@ -189,6 +196,7 @@ def _load(
         stacked=build.stacked,
         expert_parallel=expert_parallel,
         location=str(opened.source.path),
+        processor=opened.processor,
         pooling=read_pooling_head(opened.source, reader, config, model, answers),
         tensor_shapes={name: reader.shape(name) for source in model.weights() for name in source.sources},
     )

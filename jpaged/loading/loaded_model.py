@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class LoadedModel:
         eos_token_ids: ids that end a generation; may be empty.
         sampling: the settings that the model's makers recommend, by `SamplingParams`' names.
         location: the file or folder it was loaded from.
+        processor: the folder that says how pictures are prepared; None = `location`.
         name: the name by which the user chose the model.
         mesh: the devices; a mesh with the axis `TENSOR_AXIS`.
         stacked: whether layers are stacked for a scan.
@@ -49,6 +51,7 @@ class LoadedModel:
     expert_parallel: bool
     sampling: Mapping[str, Any] = field(default_factory=dict)
     location: str = ""
+    processor: PathLike[str] | None = None
     pooling: PoolingHead = field(default_factory=PoolingHead)
 
     @property

@@ -9,6 +9,7 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -17,7 +18,8 @@ import ml_dtypes
 import numpy as np
 
 from jpaged.loading.encoder_tensors import EncoderReader
-from jpaged.loading.gguf.config import config_from_gguf
+from jpaged.loading.gguf.config import config_from_gguf, config_of_pair
+from jpaged.loading.gguf.mmproj import Mmproj, Pair, PairWeights, ProcessorFolder
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.recognise import holds_gguf, is_called_gguf
 from jpaged.loading.gguf.weights import GGUFWeights
@@ -49,13 +51,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """Holds a source with its config, its family's class and its tensors; `gguf` is set if it is a GGUF file."""
+    """Holds a source with its config, its family's class and its tensors; `gguf` is set if it is a GGUF file.
+
+    `processor` is the folder that says how pictures are prepared, if it is not the source's.
+    """
 
     source: Source
     config: AnyConfig
     family: type[Any]
     reader: TensorReader
     gguf: GGUFFile | None = None
+    processor: PathLike[str] | None = None
 
 
 def open_model(
@@ -65,6 +71,7 @@ def open_model(
     download_dir: str | Path | None = None,
     language_model_only: bool = False,
     is_head: bool = False,
+    mmproj: str | None = None,
 ) -> OpenedModel:
     """Find a model, download it if need be, and read its description.
 
@@ -72,11 +79,15 @@ def open_model(
         revision, download_dir: see `resolve_source`.
         language_model_only: read only the text model of a multimodal model.
         is_head: whether a folder holds a head that drafts, whose tensors keep their names, and not a whole model.
+        mmproj: the GGUF file of the vision tower, for a GGUF file of a text model.
 
     Raises:
-        ValueError: nothing has that name, its family is not installed, or files are damaged.
+        ValueError: nothing has that name, its family is not installed, files are damaged, or two of them do not go
+            together.
     """
     source = resolve_source(name, revision=revision, download_dir=download_dir)
+    if mmproj is not None and not language_model_only:
+        return _with_tower(source, mmproj)
     if source.kind == "gguf":
         gguf = GGUFFile(source.path, source.remote_file)
         config = config_from_gguf(gguf)
@@ -108,6 +119,24 @@ def open_model(
     inner = config.get_text_config()
     inner.tie_word_embeddings = getattr(inner, "tie_word_embeddings", False) or not text.has_head
     return OpenedModel(source, config, family, as_stored(text, inner))
+
+
+def _with_tower(source: Source, mmproj: str) -> OpenedModel:
+    if source.kind != "gguf":
+        raise ValueError(
+            f"mmproj={mmproj!r} goes with a GGUF file, and model={source.name!r} is a folder, which has its own tower"
+        )
+    try:
+        file = resolve_source(mmproj)
+    except ValueError as error:
+        raise ValueError(f"mmproj={mmproj!r}: {error}") from error
+    if file.kind != "gguf":
+        raise ValueError(f"mmproj={mmproj!r} is no GGUF file")
+    gguf = GGUFFile(source.path, source.remote_file)
+    pair = Pair(gguf, Mmproj(GGUFFile(file.path, file.remote_file)))
+    config = config_of_pair(pair)
+    family = around_text(model_class(config.model_type), config)
+    return OpenedModel(source, config, family, PairWeights(pair), gguf, ProcessorFolder(pair))
 
 
 def described(

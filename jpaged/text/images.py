@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,7 +172,7 @@ class ImageInputs:
         self,
         refusal: str | None = "prompts are text only",
         *,
-        folder: str | Path = "",
+        folder: str | os.PathLike[str] = "",
         config: Any = None,
         tokenizer: Any = None,
         sources: ImageSources | None = None,

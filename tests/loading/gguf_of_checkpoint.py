@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
     "mixtral": "llama",
+    "llama": "llama",
     "qwen3_moe": "qwen3moe",
     "qwen2_moe": "qwen2moe",
     "olmoe": "olmoe",
@@ -65,6 +66,8 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": "qwen35moe",
 }
 """Hugging Face's ``model_type`` -> GGUF's architecture."""
+WITH_TOWERS = {"qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe"}
+"""The same of text models that are read as such with a tower only."""
 
 
 def write_checkpoint(
@@ -105,10 +108,20 @@ def architecture(config: PretrainedConfig) -> str:
     """Return GGUF's name of the config's architecture."""
     if config.model_type == "nemotron_h":
         return "nemotron_h_moe" if "moe" in config.layers_block_type else "nemotron_h"
-    return ARCHITECTURES[config.model_type]
+    return (ARCHITECTURES | WITH_TOWERS)[config.model_type]
 
 
-_IN_PAIRS = ("mixtral", "arcee", "granite", "granitemoe", "granitemoehybrid", "smollm3", "ministral3", "mistral")
+_IN_PAIRS = (
+    "mixtral",
+    "llama",
+    "arcee",
+    "granite",
+    "granitemoe",
+    "granitemoehybrid",
+    "smollm3",
+    "ministral3",
+    "mistral",
+)
 """Families that the converter rotates by neighbours."""
 _MAMBA2 = ("mamba2", "granitemoehybrid", "falcon_h1", "nemotron_h")
 
@@ -360,7 +373,7 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
         keys["expert_feed_forward_length"] = config.intermediate_size
     if family == "qwen2_moe":
         keys["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
-    if family in ("qwen2_moe", "qwen3_moe"):
+    if family in ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text"):
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
     if family == "llama4_text":
         keys["interleave_moe_layer_step"] = config.interleave_moe_layer_step
@@ -552,6 +565,10 @@ def _gemma4_keys(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def _full(arch: str, keys: dict[str, Any], config: PretrainedConfig) -> dict[str, Any]:
-    ids = {"bos": config.bos_token_id, "eos": config.eos_token_id, "padding": config.pad_token_id}
+    ids = {
+        "bos": getattr(config, "bos_token_id", None),
+        "eos": config.eos_token_id,
+        "padding": getattr(config, "pad_token_id", None),
+    }
     tokens = {f"tokenizer.ggml.{role}_token_id": id for role, id in ids.items() if isinstance(id, int)}
     return {f"{arch}.{key}": value for key, value in keys.items()} | tokens

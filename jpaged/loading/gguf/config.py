@@ -16,6 +16,7 @@ from jpaged.loading.gguf.families import (
 )
 from jpaged.loading.gguf.fields import GLOBAL, LOCAL, field, shortest, transformer, whole_width
 from jpaged.loading.gguf.metadata import check_model
+from jpaged.loading.gguf.mmproj import Pair
 from jpaged.loading.gguf.names import unknown_tensors
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.recurrent import RECURRENT
@@ -31,7 +32,20 @@ def config_from_gguf(file: GGUFFile) -> AnyConfig:
             type; names it.
     """
     check_model(file)
-    fields = _fields(file)
+    return _config(_fields(file))
+
+
+def config_of_pair(pair: Pair) -> AnyConfig:
+    """Return the config of a text model with the vision tower of another file.
+
+    Raises:
+        ValueError: see `config_from_gguf`, or both files do not go together.
+    """
+    check_model(pair.text)
+    return _config(pair.fields(_fields(pair.text)))
+
+
+def _config(fields: Fields) -> AnyConfig:
     installed = fields["model_type"] in model_types()
     own = own_config(fields, model_class(fields["model_type"])) if installed else None
     return transformers_config(fields) if own is None else own
@@ -41,7 +55,10 @@ def _fields(file: GGUFFile) -> Fields:
     arch = file.metadata.get("general.architecture")
     if arch not in ARCHITECTURES:
         if arch == "clip":
-            raise ValueError(f"{file.path} holds a model's eyes alone (mmproj): name the file of its language model")
+            raise ValueError(
+                f"{file.path} holds a model's eyes alone (mmproj): name the file of its language model, "
+                "and this one as mmproj"
+            )
         supported = ", ".join(ARCHITECTURES)
         raise ValueError(f"{file.path}: GGUF architecture {arch!r} is not supported; supported: {supported}")
     if arch not in _MAY_HAVE_EXPERTS and field(file, "expert_count", 0):

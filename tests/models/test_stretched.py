@@ -18,4 +18,4 @@ def test_a_table_is_stretched_as_torch_does(grid, taps, mode):
     places = jnp.asarray(np.indices(grid).reshape(2, -1).T)
     at = centres(places, jnp.asarray(grid)[None], 5)
     found = stretched(jnp.asarray(table), taps(at[:, 0], 5), taps(at[:, 1], 5))
-    np.testing.assert_allclose(found, wanted[0].reshape(3, -1).T, atol=2e-6)
+    np.testing.assert_allclose(found, wanted[0].reshape(3, -1).T, atol=5e-6)

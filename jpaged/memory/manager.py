@@ -359,6 +359,15 @@ class MemoryManager:
         sequence = self._sequences.get(seq_id)
         return sequence is not None and sequence.request.leave_less()
 
+    def leaves_less(self, seq_id: int) -> bool:
+        """Tell whether a sequence was made to leave less."""
+        sequence = self._sequences.get(seq_id)
+        return sequence is not None and sequence.request.leaves_less
+
+    def leave_all(self, seq_id: int) -> None:
+        """Undo `leave_less`, at once."""
+        self._sequences[seq_id].request.leave_all()
+
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
         """Give a sequence slots for positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
 

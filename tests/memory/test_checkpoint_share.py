@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,9 +30,9 @@ ANSWERS = INTERVAL // 8
 KINDS = {"hybrid": (FullAttention(), StateCheckpoints(INTERVAL)), "states": (StateCheckpoints(INTERVAL),)}
 
 
-def manager_of(kind: str = "hybrid", num_pages: int = 200) -> MemoryManager:
+def manager_of(kind: str = "hybrid", num_pages: int = 200, **options) -> MemoryManager:
     specs = [GroupSpec(str(g), 8, 1, SIZE, policy) for g, policy in enumerate(KINDS[kind])]
-    return MemoryManager(PoolLayout.plan(specs, 8 * num_pages), prefix_caching=True, watermark=0.0)
+    return MemoryManager(PoolLayout.plan(specs, 8 * num_pages), prefix_caching=True, watermark=0.0, **options)
 
 
 def ask(manager, seq_id: int, prompt: list[int], answer: list[int] = [], marks=()) -> int:  # noqa: B006
@@ -233,6 +235,27 @@ def test_a_request_that_leaves_less_is_found_where_its_prompt_parts_and_near_its
     manager.check_invariants()
     ends = [n for n in range(hit + 1, len(second)) if manager.cached_prefix([*second[:n], 999]) == n]
     assert ends == [68, 256]
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 40), st.sampled_from([None, 16, 64]))
+@settings(max_examples=40, deadline=None)
+def test_a_request_fits_by_the_cheap_look_wherever_it_fits(shared, more, answer, step):
+    manager = manager_of(max_step_tokens=step)
+    ask(manager, 0, [*tokens(shared), *tokens(200, 500)])
+    said = [*tokens(shared), *tokens(more, 1000)]
+    length = len(said) + answer
+
+    def spare(**known):
+        """How many blocks others may take for it to fit."""
+        need = Need(length, prompt_tokens=len(said), **known)
+        return bisect_left(range(200), True, key=lambda n: manager.can_admit(need, reserved=[n, 0]) is not Fit.OK)
+
+    most = spare(cached_tokens=length - 1)
+    manager.add(1, 1, prompt_tokens=len(said))
+    hit = manager.match_prefix(1, said)
+    for _ in range(2):
+        assert spare(cached_tokens=hit, seq_id=1) <= most
+        manager.leave_less(1)
 
 
 # ------------------------------------------------------------------ names

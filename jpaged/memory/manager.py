@@ -661,13 +661,13 @@ class MemoryManager:
         spans: Sequence[TokenSpan] = (),
         encoder_tokens: int = 0,
         prompt_tokens: int | None = None,
-        contents: Sequence[Content] = (),
+        contents: Callable[[], Sequence[Content]] | None = None,
         is_next: bool = False,
     ) -> None:
         """Begin to read blocks from tiers that `match_prefix` would not find in the pool, where that is worth it.
 
         Args:
-            contents: those that the request will hold, such as images' features.
+            contents: returns those that the request will hold, such as images' features; None = there are none.
             now, is_next: see `Prefetch.look`.
         """
         if self.tiers is None or not self.prefix_caching:

@@ -17,6 +17,7 @@ from jpaged.cli.options import (
     bad_parameters,
     check_place,
     check_serve_extra,
+    check_end_of_thoughts,
     end_of_thoughts,
     found_formats,
     given_format,
@@ -80,6 +81,8 @@ def run_batch(
             concurrency = 2 * llm.config.max_num_seqs
             formats = found_formats(llm.tokenizer, tool_parser, reasoning_parser)
             settings = replace(settings, max_waiting=max(256, concurrency), **formats)
+            with bad_parameters():
+                check_end_of_thoughts(llm, settings)
             try:
                 asyncio.run(_answer(llm, settings, left, answers_file, concurrency))
             except batch.Unanswered as error:

@@ -20,6 +20,7 @@ from jpaged.cli.options import (
     bad_parameters,
     check_otel_extra,
     check_serve_extra,
+    check_end_of_thoughts,
     end_of_thoughts,
     found_formats,
     given_format,
@@ -175,6 +176,8 @@ def serve(
         llm = engine.build(model, logs=True, background_compilation=warmup is None, chat_template=template)
         _warn_of_template(llm, settings.tool_parser)
         settings = replace(settings, **found_formats(llm.tokenizer, tool_parser, reasoning_parser))
+        with bad_parameters():
+            check_end_of_thoughts(llm, settings)
         logging.getLogger("jpaged.server").info("%s", earlier_turns(llm.tokenizer))
         if warmup:
             with waiting("compiling all programs before the first request", logs=True):

@@ -18,7 +18,6 @@ from jpaged.answers.bound import BoundFormat, format_of
 from jpaged.answers.parts import CallStart
 from jpaged.answers.reader import AnswerReader
 from jpaged.answers.rows import thought_formats, tool_formats
-from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request
 from jpaged.scheduling.hooks import Masks, TokenRules
 from jpaged.text.answer_choice import Choice, chosen_formats

@@ -320,8 +320,7 @@ class ThoughtForms:
         params = request.params
         budget = params.thinking_token_budget
         assert budget is not None
-        said = f"thinking_token_budget={budget}"
-        form = self._form(said, params.reasoning_parser, params.tool_parser)
+        form = self._form(f"thinking_token_budget={budget}", params.reasoning_parser, params.tool_parser)
         around = form.around_closing(params.reasoning_end_str or "", vocab_size)
         banned = {word[-1] for word in request.bad_words} | (request.stop_ids if params.min_tokens else set())
         allowed = params.allowed_token_ids

@@ -259,7 +259,7 @@ class CapacityCheck:
         if isinstance(demand, Need):
             if demand.seq_id is not None:
                 groups = self._sequences[demand.seq_id].request.groups  # its prefix is decided, and so are these
-            else:  # it takes the least where nothing is cached, as each state that is left takes a block
+            elif demand.cached_tokens:  # it takes no less than with no state of its own but the last
                 groups = [(policy.for_prefix(0, 0).for_little_room(0), size) for policy, size in groups]
         length, prompt = demand.num_tokens, demand.prompt_tokens
         shared = length if prompt is None else min(prompt, length)

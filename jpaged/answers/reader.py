@@ -238,6 +238,11 @@ class AnswerReader:
         """Tell whether the output has not begun yet, or a thought or call has ended and nothing has begun after it."""
         return self._step == self._between
 
+    @property
+    def is_in_call(self) -> bool:
+        """Tell whether a call has begun that has not ended, or its mark."""
+        return self._step not in (self._between, self._thought, self._text, self._plain)
+
     def copy(self) -> AnswerReader:
         """Return an independent reader at the same place."""
         shared = (self._patterns, self._marks, *self._patterns.calls, self._functions)

@@ -249,11 +249,30 @@ def end_of_thoughts(config: str | None) -> str | None:
         given = json.loads(config)
     except ValueError as error:
         raise ValueError(f"{said} is no JSON: {error}") from error
-    if not isinstance(given, dict) or not isinstance(given.get("reasoning_end_str"), str):
-        raise ValueError(f'{said} must be an object with a text, {{"reasoning_end_str": "..."}}')
+    if not isinstance(given, dict) or not isinstance(text := given.get("reasoning_end_str"), str) or not text:
+        raise ValueError(f'{said} must be an object with a text that is not empty, {{"reasoning_end_str": "..."}}')
     if more := sorted(given.keys() - {"reasoning_end_str"}):
         raise ValueError(f"{said} has {', '.join(more)}: --reasoning-parser names the format, which has its marks")
-    return str(given["reasoning_end_str"])
+    return text
+
+
+def check_end_of_thoughts(llm: Any, settings: Any) -> None:
+    """Refuse the text of ``--reasoning-config`` where no thought of the model could end by it.
+
+    Args:
+        settings: `ServerSettings` with the formats that were found.
+    """
+    if settings.reasoning_end_str is None:
+        return
+    from jpaged.text.thought_budget import ThoughtForms
+
+    if settings.reasoning_parser is None:
+        raise ValueError(
+            f"reasoning_end_str={shown(settings.reasoning_end_str)} needs the form of the model's thoughts, and none "
+            "is known: --reasoning-parser names one"
+        )
+    formats = settings.reasoning_parser, settings.tool_parser or NO_FORMAT
+    ThoughtForms(llm.tokenizer).check_text(settings.reasoning_end_str, *formats, llm.vocab_size)
 
 
 def found_formats(tokenizer: Any, tool_parser: str | None, reasoning_parser: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from jpaged.cli.options import (
     TOOL_HELP,
     Model,
     bad_parameters,
+    check_end_of_thoughts,
     check_place,
     check_serve_extra,
     end_of_thoughts,
@@ -80,6 +81,8 @@ def run_batch(
             concurrency = 2 * llm.config.max_num_seqs
             formats = found_formats(llm.tokenizer, tool_parser, reasoning_parser)
             settings = replace(settings, max_waiting=max(256, concurrency), **formats)
+            with bad_parameters():
+                check_end_of_thoughts(llm, settings)
             try:
                 asyncio.run(_answer(llm, settings, left, answers_file, concurrency))
             except batch.Unanswered as error:

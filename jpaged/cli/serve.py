@@ -18,6 +18,7 @@ from jpaged.cli.options import (
     THOUGHT_HELP,
     TOOL_HELP,
     bad_parameters,
+    check_end_of_thoughts,
     check_otel_extra,
     check_serve_extra,
     end_of_thoughts,
@@ -175,6 +176,8 @@ def serve(
         llm = engine.build(model, logs=True, background_compilation=warmup is None, chat_template=template)
         _warn_of_template(llm, settings.tool_parser)
         settings = replace(settings, **found_formats(llm.tokenizer, tool_parser, reasoning_parser))
+        with bad_parameters():
+            check_end_of_thoughts(llm, settings)
         logging.getLogger("jpaged.server").info("%s", earlier_turns(llm.tokenizer))
         if warmup:
             with waiting("compiling all programs before the first request", logs=True):

@@ -52,6 +52,7 @@ class RequestBlocks:
     """
 
     __slots__ = (
+        "_all_left",
         "begun",
         "encoder_tokens",
         "ends",
@@ -92,6 +93,7 @@ class RequestBlocks:
         self.parts_at = 0
         self.junction = 0
         self.leaves_less = False
+        self._all_left: list[tuple[Policy, int]] | None = None  # `groups` before `leave_less`
         self.ends: tuple[int, ...] = ()
         self.item_end = 0
         self.goes_on = False
@@ -118,11 +120,19 @@ class RequestBlocks:
 
     def leave_less(self) -> bool:
         """Leave as little for later requests as the policies can; return whether that is less than before."""
+        if self.leaves_less:
+            return False
         cached, shared = self.begun or (0, 0)
         before = self.groups
-        self.groups = [(policy.for_little_room(cached, shared), size) for policy, size in before]
+        self.groups = [(policy.for_little_room(cached, self.kept_tokens, shared), size) for policy, size in before]
         self.leaves_less = self.groups != before
+        self._all_left = before if self.leaves_less else None
         return self.leaves_less
+
+    def leave_all(self) -> None:
+        """Undo `leave_less`, before anything else happened to the request."""
+        if self._all_left is not None:
+            self.groups, self.leaves_less, self._all_left = self._all_left, False, None
 
     def guess(self, end: int) -> Guess | None:
         """Return why the state after `end` tokens is kept once no sequence owns it; None where a request began with it

@@ -259,9 +259,8 @@ class CapacityCheck:
         if isinstance(demand, Need):
             if demand.seq_id is not None:
                 groups = self._sequences[demand.seq_id].request.groups  # its prefix is decided, and so are these
-            elif demand.cached_tokens:
-                cached = demand.cached_tokens
-                groups = [(policy.for_prefix(0, 0).for_little_room(cached), size) for policy, size in groups]
+            elif demand.cached_tokens:  # it takes no less than with no state of its own but the last
+                groups = [(policy.for_prefix(0, 0).for_little_room(0), size) for policy, size in groups]
         length, prompt = demand.num_tokens, demand.prompt_tokens
         shared = length if prompt is None else min(prompt, length)
         return _Size(length, demand.num_seqs, shared, groups, demand.held_blocks)

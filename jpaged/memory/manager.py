@@ -359,6 +359,15 @@ class MemoryManager:
         sequence = self._sequences.get(seq_id)
         return sequence is not None and sequence.request.leave_less()
 
+    def leaves_less(self, seq_id: int) -> bool:
+        """Tell whether a sequence was made to leave less."""
+        sequence = self._sequences.get(seq_id)
+        return sequence is not None and sequence.request.leaves_less
+
+    def leave_all(self, seq_id: int) -> None:
+        """Undo `leave_less`, at once."""
+        self._sequences[seq_id].request.leave_all()
+
     def allocate(self, seq_id: int, num_tokens: int, *, first_write: int) -> list[BlockCopy] | None:
         """Give a sequence slots for positions [0, `num_tokens`), of which [`first_write`, `num_tokens`) get written.
 
@@ -652,13 +661,13 @@ class MemoryManager:
         spans: Sequence[TokenSpan] = (),
         encoder_tokens: int = 0,
         prompt_tokens: int | None = None,
-        contents: Sequence[Content] = (),
+        contents: Callable[[], Sequence[Content]] | None = None,
         is_next: bool = False,
     ) -> None:
         """Begin to read blocks from tiers that `match_prefix` would not find in the pool, where that is worth it.
 
         Args:
-            contents: those that the request will hold, such as images' features.
+            contents: returns those that the request will hold, such as images' features; None = there are none.
             now, is_next: see `Prefetch.look`.
         """
         if self.tiers is None or not self.prefix_caching:

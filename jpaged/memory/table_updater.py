@@ -23,7 +23,7 @@ UNLIKELY = -1000
 
 IN_USE = 1
 """Level of a state where a running request's prompt parts from another one: a hit there shares KV that is in use, and
-takes no room. Requests can ask for any higher one."""
+takes no room. Requests can ask for this one, too, and for any higher."""
 
 
 class TableUpdater:
@@ -64,6 +64,7 @@ class TableUpdater:
         self._allocator = allocator
         self._cache = cache
         self._step = step
+        self._in_use: dict[tuple[int, int], list[tuple[int, Link]]] = {}  # states at `IN_USE`, with their KV's contents
         self.clock = 0
         self.version = 0
 
@@ -288,31 +289,44 @@ class TableUpdater:
         self.clock += 1
         for g, table in enumerate(sequence.tables):
             self._release(sequence, g, range(len(table)))
-        if sequence.request.junction:
-            self._leave_junction(sequence)
+        self._end_use()
         if self._recent is not None:
             self._recent.ended(sequence)
         if self._predicted is not None:
             self._predicted.ended(sequence)
             self._trim()
 
-    def _leave_junction(self, sequence: BlockTables) -> None:
-        """Give the states at a request's junction the default level, as needed now, unless others use the KV."""
+    def _kv_at(self, sequence: BlockTables, end: int) -> list[tuple[int, Link]]:
+        """Return the contents that end after `end` tokens in the groups without states."""
         assert self._checkpoints is not None
-        end, request = sequence.request.junction, sequence.request
-        named = []
-        for g, (policy, size) in enumerate(request.groups):
-            links = self._cache.chain(sequence, g).links
-            if policy.names_tokens and end // size <= len(links):
-                block = self._cache.find(g, links[end // size - 1])
-                if block is not None:
-                    named.append((g, block))
-        if any(self._allocator.groups[g].ref_count[block] for g, block in named if g not in self._checkpoints.groups):
-            return
-        for g, block in named:
-            key = self._allocator.groups[g].evictable.get(block)
-            if g in self._checkpoints.groups and key is not None and key.level == IN_USE:
+        found = []
+        for g, (policy, size) in enumerate(sequence.request.groups):
+            if policy.names_tokens and g not in self._checkpoints.groups:
+                links = self._cache.chain(sequence, g).links
+                if 0 < end // size <= len(links):
+                    found.append((g, links[end // size - 1]))
+        return found
+
+    def _end_use(self) -> None:
+        """Give the states at `IN_USE` whose KV no sequence has any more the default level, as needed now."""
+        groups = self._allocator.groups
+        for (g, block), kv in list(self._in_use.items()):
+            key = groups[g].evictable.get(block)
+            if key is None or key.level != IN_USE:  # it is used, was evicted, or has another level by now
+                del self._in_use[g, block]
+                continue
+            held = ((o, self._cache.find(o, link)) for o, link in kv)
+            if not any(found is not None and groups[o].ref_count[found] for o, found in held):
+                del self._in_use[g, block]
                 self._allocator.requeue(g, block, EvictionKey(self.clock, key.negative_end))
+
+    def loaded(self) -> None:
+        """Find the states at `IN_USE` in a pool that was restored: the next request to end frees them."""
+        for g in () if self._checkpoints is None else self._checkpoints.groups:
+            for block, key in self._allocator.groups[g].evictable.items():
+                link = self._cache.link(g, block) if key.level == IN_USE else None
+                if link is not None and not self._retention.level(g, link.digest):
+                    self._in_use[g, block] = []
 
     def _release_passed(self, sequence: BlockTables, g: int, passed: range, length: int) -> None:
         """Release blocks that a window has passed; those that no prefix is likely to end near are evicted first.
@@ -361,8 +375,10 @@ class TableUpdater:
                 protect = bool(runs) and any(i in run for run in runs)
                 cached = self._is_cached(sequence, g, i)
                 level = self._level(retention, g, block, end) if cached and ranked else 0
+                self._in_use.pop((g, block), None)
                 if cached and not level and junction and end == junction and checkpoints is not None:
                     time = time.at_level(IN_USE)
+                    self._in_use[g, block] = self._kv_at(sequence, end)
                 elif level or i in unlikely:
                     time, protect = time.at_level(level or UNLIKELY), False  # the user knows better than the prediction
                 release(g, block, time, cached, protect)

@@ -48,11 +48,16 @@ class Preemption:
         """Preempt the requests that have to go for another one to enter; return False, with none preempted, where it
         could not enter. See `Admission.find_victims`.
 
-        None waits or is preempted for the sake of later requests: one that does not fit leaves less for these.
+        None waits or is preempted for the sake of later requests: one that does not fit leaves less for these, where
+        fewer have to go for it then.
         """
         victims = self._admission.find_victims(request, plan, is_enough)
-        if victims != [] and self._allocation.memory.leave_less(request.live[0].seq_id):
-            victims = self._admission.find_victims(request, plan, is_enough)
+        memory, first = self._allocation.memory, request.live[0].seq_id
+        if victims != [] and memory.leave_less(first):
+            fewer = self._admission.find_victims(request, plan, is_enough)
+            if fewer == victims:
+                memory.leave_all(first)
+            victims = fewer
         for _ in victims or ():
             self.preempt_last(plan)
         return victims is not None

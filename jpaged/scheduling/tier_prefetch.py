@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from jpaged.memory import MemoryManager, Tiers
 from jpaged.scheduling.held import Holds
@@ -74,8 +75,8 @@ class TierPrefetch:
         return bool(self._tiers.prefetch.staged(request.request_id))
 
     def admitted(self, request: Request) -> None:
-        """Drop the blocks that were read for a request which runs now; images are held later, as its prompt reaches
-        them."""
+        """Drop the blocks that were read for a request which runs now; what the prompt holds is taken later, as it is
+        reached."""
         if request.asks and self.has_read(request):
             self._filling[request.request_id] = request
         else:
@@ -121,6 +122,6 @@ class TierPrefetch:
             spans=name.spans,
             encoder_tokens=request.encoder_tokens,
             prompt_tokens=len(request.prompt_token_ids),
-            contents=self._holds.contents(request) if request.asks else (),
+            contents=partial(self._holds.contents, request) if request.asks else None,
             is_next=is_next,
         )

@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.answers.bound import BoundFormat, format_of
+from jpaged.answers.parts import CallStart
 from jpaged.answers.reader import AnswerReader
 from jpaged.answers.rows import thought_formats, tool_formats
-from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Request
 from jpaged.scheduling.hooks import Masks, TokenRules
 from jpaged.text.answer_choice import Choice, chosen_formats
@@ -64,16 +64,26 @@ class ThoughtForm:
         """Return a decoder of the tokens after a prompt, which shows marks."""
         return IncrementalDecoder(self.tokenizer, skip_special_tokens=False, prompt=prompt)
 
-    def around_closing(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def around_closing(self, text: str, vocab_size: int | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the tokens of a text that come before the mark that ends a thought and after it; without the mark, all
         come before it.
 
+        Args:
+            vocab_size: number of the model's logits; None = tokens that it has no logit for are not looked for.
+
         Raises:
-            ValueError: what comes before the mark is no text of a thought, as it has a mark that begins a call.
+            ValueError: what comes before the mark is no text of a thought, as it has a mark that begins a call, what
+                comes after it begins a call or a thought, or a token cannot be drawn.
         """
         ends = [mark.strip() for mark in self.marks.end if mark.strip() in text]
-        before, _, after = text.partition(min(ends, key=text.index)) if ends else (text, "", "")
-        tokens = self._tokens(before)
+        before, mark, after = text.partition(min(ends, key=text.index)) if ends else (text, "", "")
+        tokens, tokens_after = self._tokens(before), self._tokens(after)
+        largest = max((*tokens, *tokens_after), default=0)
+        if vocab_size is not None and largest >= vocab_size:
+            raise ValueError(
+                f"reasoning_end_str={shown(text)} has token {largest}, which is outside the vocabulary "
+                f"[0, {vocab_size}): give another text"
+            )
         reader, decoder = self.form.reader(thought="runs", placed=True), self.decoder()
         for token in tokens:
             reader.push(*decoder.push_placed(token))
@@ -81,7 +91,17 @@ class ThoughtForm:
                 raise ValueError(
                     f"reasoning_end_str={shown(text)} must be text of a thought, and has a mark that begins a call"
                 )
-        return tokens, self._tokens(after)
+        for token in self._tokens(mark):
+            reader.push(*decoder.push_placed(token))
+        for token in tokens_after:
+            parts = reader.push(*decoder.push_placed(token))
+            is_call = reader.is_in_call or any(isinstance(part, CallStart) for part in parts)
+            if is_call or reader.open_thought is not None:
+                raise ValueError(
+                    f"reasoning_end_str={shown(text)} begins a {'call' if is_call else 'thought'} after the mark "
+                    f"{shown(mark)}: end it before that"
+                )
+        return tokens, tokens_after
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         found: list[int] = []
@@ -300,8 +320,8 @@ class ThoughtForms:
         params = request.params
         budget = params.thinking_token_budget
         assert budget is not None
-        form = self._form(params)
-        around = form.around_closing(params.reasoning_end_str or "")
+        form = self._form(f"thinking_token_budget={budget}", params.reasoning_parser, params.tool_parser)
+        around = form.around_closing(params.reasoning_end_str or "", vocab_size)
         banned = {word[-1] for word in request.bad_words} | (request.stop_ids if params.min_tokens else set())
         allowed = params.allowed_token_ids
         for mark, tokens in zip(form.marks.end, form.closings, strict=True):
@@ -321,13 +341,23 @@ class ThoughtForms:
             form, budget, request.prompt_token_ids, vocab_size, around=around, banned=banned, rules=rules
         )
 
-    def _form(self, params: SamplingParams) -> ThoughtForm:
-        """Return the form of a request's thoughts."""
-        said = f"thinking_token_budget={params.thinking_token_budget}"
+    def check_text(self, text: str, reasoning_parser: str | None, tool_parser: str | None, vocab_size: int) -> None:
+        """Refuse a text that could end no thought, before a request asks for it.
+
+        Args:
+            reasoning_parser, tool_parser: as in `SamplingParams`.
+
+        Raises:
+            ValueError: there is no known form of thoughts, or the text does not fit it.
+        """
+        said = f"reasoning_end_str={shown(text)}"
+        self._form(said, reasoning_parser, tool_parser).around_closing(text, vocab_size)
+
+    def _form(self, said: str, thoughts: str | None, tools: str | None) -> ThoughtForm:
+        """Return the form of thoughts that a request, or a server's option, asks for."""
         if not hasattr(self._tokenizer, "backend_tokenizer"):
             kind = "the model has none" if self._tokenizer is None else f"not {type(self._tokenizer).__name__}"
             raise ValueError(f"{said} needs a tokenizer with a tokenizer.json, {kind}")
-        thoughts, tools = params.reasoning_parser, params.tool_parser
         for name, given, known in (
             ("reasoning_parser", thoughts, thought_formats()),
             ("tool_parser", tools, ("none", *tool_formats())),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_pools import run
 
+from jpaged.cache_retention import DEFAULT_PRIORITY, CacheRetention, RetentionDirective
 from jpaged.memory import (
     NO_BLOCK,
     Fit,
@@ -19,15 +22,17 @@ from jpaged.memory import (
 )
 from jpaged.memory.checkpoint_share import CheckpointShare, Guess
 from jpaged.memory.hash_chain import HashChain, TokenSpan
+from jpaged.memory.saving import load_memory, memory_data
+from jpaged.memory.table_updater import IN_USE
 
 SIZE, INTERVAL = 4, 64
 ANSWERS = INTERVAL // 8
 KINDS = {"hybrid": (FullAttention(), StateCheckpoints(INTERVAL)), "states": (StateCheckpoints(INTERVAL),)}
 
 
-def manager_of(kind: str = "hybrid", num_pages: int = 200) -> MemoryManager:
+def manager_of(kind: str = "hybrid", num_pages: int = 200, **options) -> MemoryManager:
     specs = [GroupSpec(str(g), 8, 1, SIZE, policy) for g, policy in enumerate(KINDS[kind])]
-    return MemoryManager(PoolLayout.plan(specs, 8 * num_pages), prefix_caching=True, watermark=0.0)
+    return MemoryManager(PoolLayout.plan(specs, 8 * num_pages), prefix_caching=True, watermark=0.0, **options)
 
 
 def ask(manager, seq_id: int, prompt: list[int], answer: list[int] = [], marks=(), spans=()) -> int:  # noqa: B006
@@ -206,6 +211,49 @@ def test_the_state_where_a_running_request_parts_stays_until_the_request_ends():
     assert manager.cached_prefix([*head, 999]) == 0
 
 
+def begin(manager, seq_id, said, **asked):
+    """Run a request's prompt and let it be."""
+    manager.add(seq_id, seq_id, prompt_tokens=len(said), **asked)
+    run(manager, seq_id, said, manager.match_prefix(seq_id, said))
+
+
+def levels(manager):
+    return sorted(key.level for _, key in manager.parts.allocator.groups[1].evictable.items())
+
+
+@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize("first", ["parts", "goes on"])
+def test_a_state_in_use_does_not_outlast_a_request_that_parts_nowhere(first, restored):
+    manager, head = manager_of(num_pages=120), tokens(2 * INTERVAL)
+    earlier, parting = [*head, *tokens(5, 500)], [*head, *tokens(20, 600)]
+    ask(manager, 0, earlier)
+    begin(manager, 1, [*earlier, *tokens(30, 800)])  # it goes on from an end, so it parts from nothing
+    begin(manager, 2, parting)
+    order = [2, 1] if first == "parts" else [1, 2]
+    manager.free(order[0])
+    assert IN_USE in levels(manager)
+    if restored:
+        data, manager = memory_data(manager), manager_of(num_pages=120)
+        load_memory(manager, data)
+    manager.free(order[1])
+    manager.check_invariants()
+    assert IN_USE not in levels(manager)
+    crowd(manager, 10, 12)
+    assert manager.cached_prefix([*head, 999]) == 0
+
+
+def test_a_priority_that_is_the_level_in_use_stays():
+    for priority in (DEFAULT_PRIORITY + IN_USE, DEFAULT_PRIORITY + IN_USE + 1):
+        manager, head = manager_of(num_pages=80), tokens(2 * INTERVAL)
+        ask(manager, 0, [*head, *tokens(5, 500)])
+        asked = CacheRetention((RetentionDirective(0, len(head), priority),))
+        begin(manager, 1, [*head, *tokens(5, 600)], retention=asked)
+        manager.free(1)
+        crowd(manager, 10, 12)
+        assert levels(manager)[-1] == priority - DEFAULT_PRIORITY
+        assert manager.cached_prefix([*head, 999]) == len(head)
+
+
 def test_a_request_that_leaves_less_is_found_where_its_prompt_parts_and_near_its_end():
     manager, head = manager_of(), tokens(70)
     ask(manager, 0, [*head, *tokens(200, 500)])
@@ -222,6 +270,27 @@ def test_a_request_that_leaves_less_is_found_where_its_prompt_parts_and_near_its
     manager.check_invariants()
     ends = [n for n in range(hit + 1, len(second)) if manager.cached_prefix([*second[:n], 999]) == n]
     assert ends == [68, 256]
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 40), st.sampled_from([None, 16, 64]))
+@settings(max_examples=40, deadline=None)
+def test_a_request_fits_by_the_cheap_look_wherever_it_fits(shared, more, answer, step):
+    manager = manager_of(max_step_tokens=step)
+    ask(manager, 0, [*tokens(shared), *tokens(200, 500)])
+    said = [*tokens(shared), *tokens(more, 1000)]
+    length = len(said) + answer
+
+    def spare(**known):
+        """How many blocks others may take for it to fit."""
+        need = Need(length, prompt_tokens=len(said), **known)
+        return bisect_left(range(200), True, key=lambda n: manager.can_admit(need, reserved=[n, 0]) is not Fit.OK)
+
+    most = spare(cached_tokens=length - 1)
+    manager.add(1, 1, prompt_tokens=len(said))
+    hit = manager.match_prefix(1, said)
+    for _ in range(2):
+        assert spare(cached_tokens=hit, seq_id=1) <= most
+        manager.leave_less(1)
 
 
 # ------------------------------------------------------------------ names

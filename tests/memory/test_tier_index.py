@@ -99,6 +99,21 @@ def test_a_priority_ends_with_the_latest_of_its_pages_blocks():
     assert forever.put(0, link(2), 10) is not None
 
 
+def test_a_page_whose_priority_ended_is_taken_in_with_what_was_put_into_it_later():
+    index = TierIndex([2], 4, 1)
+    kept = index.put(0, link(0), 5, 10.0)
+    index.end_levels(11.0)
+    blocks = [kept, kept._replace(digest=link(1).digest, tokens=link(1).tokens, place=2, level=0, until=math.inf)]
+    again = TierIndex([2], 4, 2)
+    again.load(blocks)
+    assert found(again, 0, 1) == [0, 1]
+    again.end_levels(11.0)
+    for number in range(2, 6):
+        again.put(0, link(number))
+    again.check()
+    assert found(again, 0, 1) == [], "the page is not kept for good"
+
+
 @pytest.mark.parametrize("page", [2, 4])
 def test_a_salt_over_its_limit_loses_its_own_blocks_and_no_page_of_others(page):
     index = TierIndex([2], page, 24 // page, salt_bytes=8)

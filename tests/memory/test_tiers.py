@@ -156,13 +156,14 @@ def test_reading_ahead_is_bounded_and_the_next_request_comes_first():
 
 
 def test_a_waiting_request_is_looked_up_again_only_after_its_own_prefix_changed(memory, monkeypatch):
-    looked = []
+    looked, named = [], []
     missing = prefetch.Prefetch._missing
     monkeypatch.setattr(prefetch.Prefetch, "_missing", lambda *args: looked.append(1) or missing(*args))
 
     def times() -> int:
         before = len(looked)
-        memory.read_ahead(9, [*TOKENS, 1], 0.0, is_next=True)
+        memory.read_ahead(9, [*TOKENS, 1], 0.0, contents=lambda: named.append(1) or (), is_next=True)
+        assert len(named) == len(looked), "what it will hold is named for that only"
         return len(looked) - before
 
     memory.tiers.each[0].index.put(0, Link(b"another", b""))  # an empty tier is not asked

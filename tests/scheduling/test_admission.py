@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 from fake_device import Loop
+from fake_store import FakeStore
 from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone
 
 from jpaged.memory import PinnedSequences
+from jpaged.scheduling import tier_prefetch
+
+STATES = [group("full"), group("state", interval=8)]
 
 PREFIX = list(range(160))
 """40 blocks of 4 tokens."""
@@ -63,6 +67,46 @@ def test_a_request_leaves_less_rather_than_wait_for_room_that_only_later_ones_ne
     assert loop.scheduler.num_preemptions == 0
     assert [each.sequences[0].output_token_ids for each in requests] == [alone(each, groups)[0] for each in requests]
     assert loop.scheduler.memory.cached_prefix([*range(100, 140), 7]) == 40, "the last state before the end is left"
+
+
+@pytest.mark.parametrize("pages", [26, 31, 32])  # the two run one after the other, or the second leaves less
+@pytest.mark.parametrize("kept", [20, 44])
+def test_a_request_that_leaves_less_leaves_the_prefix_that_it_is_to_keep(pages, kept):
+    loop = Loop(make_scheduler(pages, groups=STATES, prefix_caching=True, budget=128))
+    loop.run(make_request([*range(100, 144)], 8), make_request([*range(44)], 1, kept_tokens=kept))
+    assert loop.scheduler.memory.cached_prefix([*range(kept), 999]) == kept
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_request_that_lacks_no_blocks_leaves_all_that_it_can(rows):
+    scheduler = make_scheduler(
+        400, groups=STATES, prefix_caching=True, budget=128, max_num_seqs=rows, policy="priority"
+    )
+    loop = Loop(scheduler)
+    loop.scheduler.add(make_request([*range(100, 144)], 20, priority=5))
+    loop.step()
+    loop.run(make_request([*range(44)], 4, priority=0))
+    assert scheduler.num_preemptions == 2 - rows
+    assert [n for n in range(4, 45, 4) if scheduler.memory.cached_prefix([*range(n), 999]) == n] == [
+        *range(8, 41, 8),
+        44,
+    ]
+
+
+@pytest.mark.parametrize("pages", [30, 32])
+def test_a_request_still_leaves_less_once_it_has_what_a_tier_read(pages, monkeypatch):
+    monkeypatch.setattr(tier_prefetch, "LONGEST_STOP", 0.0)
+    scheduler = make_scheduler(pages, groups=STATES, prefix_caching=True, budget=128, ram=FakeStore(0))
+    loop, prompt = Loop(scheduler), [*range(44)]
+    loop.run(make_request(prompt, 4))
+    for n in range(1, 5):
+        loop.run(make_request([*range(1000 * n, 1000 * n + 44)], 4))
+    requests = [make_request([*range(100, 144)], 4), make_request([*prompt[:20], *range(300, 324)], 4)]
+    assert most_running(loop, requests) == 2
+    assert scheduler.num_preemptions == 0 and requests[1].num_cached_tokens == 16
+    said = requests[1].prompt_token_ids
+    left = [n for n in range(4, 45, 4) if scheduler.memory.cached_prefix([*said[:n], 999]) == n]
+    assert 32 not in left and 40 in left, "the states inside its prompt are not left"
 
 
 def test_blocks_of_a_pinned_prefix_count_once_at_refusal():

@@ -19,6 +19,7 @@ from unpaged import alone, feature
 
 from jpaged.memory import Fit, GroupSpec, ImageFeatures, Need
 from jpaged.memory.tiers import BreakEven
+from jpaged.scheduling import tier_prefetch
 from jpaged.scheduling.inputs import PromptItem, asks_for, joined
 
 PIXEL = 9
@@ -308,6 +309,24 @@ def test_features_that_the_pool_lost_come_back_from_a_tier_and_are_not_encoded_a
         ask(50)
     assert ask(2, ("cow", 5), 3, ("dog", 6), 1) == [b"cow 5"], "one is new"
     assert not loop.scheduler.memory.tiers.prefetch.requests and not loop.num_used_blocks
+
+
+def test_what_was_read_is_not_encoded_where_it_is_dropped_within_the_step(monkeypatch):
+    monkeypatch.setattr(tier_prefetch, "LONGEST_STOP", 0.0)
+    loop = loop_of(disk=FakeStore(0), max_num_seqs=4)
+    loop.run(with_images([5, ("cat", 24), 3]))
+    loop.run(with_images([7, ("dog", 24), 3]))
+    for n in range(8):
+        loop.run(make_request([1000 + n * 200 + i for i in range(150)], 2))
+    prefetch = loop.scheduler.memory.tiers.prefetch
+    prefetch._most_staged = 1  # so what was read for one is dropped when the next one comes
+    loop.scheduler.add(with_images([40, ("cat", 24), 3], 4))
+    steps = [loop.step()]
+    assert prefetch.requests
+    loop.scheduler.add(with_images([30, ("dog", 24), 3], 4))
+    while loop.scheduler.has_work:
+        steps.append(loop.step())
+    assert max(sum(cost) for cost in costs(steps)) == 32 and not encoded(steps)
 
 
 def test_features_that_are_slower_to_load_than_to_encode_are_encoded():

@@ -1,12 +1,14 @@
 """Budgets of thoughts in every protocol's words: the closing mark comes after them, and usage counts them."""
 
 import asyncio
+from dataclasses import replace
 
 import httpx
 import pytest
 from recorded_answers import SCRIPTS
 from scripted_model import ScriptedModel
 
+from jpaged.cli.options import check_end_of_thoughts, end_of_thoughts
 from jpaged.server.app import create_app
 from jpaged.server.settings import ServerSettings
 
@@ -57,9 +59,30 @@ def test_the_servers_text_ends_a_thought(serve, tiny_llm):
     asked = {"model": "tiny", "seed": 4, "ignore_eos": True, "thinking_token_budget": 3, "max_tokens": 30}
     text = server.answer(TEXT, asked | {"prompt": "a<think>"})["choices"][0]["text"]
     assert "Now.</think>" in text
-    wrong = serve(reasoning_parser="think", tool_parser="hermes", reasoning_end_str="a<tool_call>b")
-    refused = wrong.refusal(CHAT, body | {"tools": TOOLS})
-    assert "reasoning_end_str='a<tool_call>b' must be text of a thought" in refused["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "formats", "said"),
+    [
+        ("a<tool_call>b", ("think", "hermes"), "'a<tool_call>b' must be text of a thought"),
+        ("a</think><think>", ("think", None), "begins a thought after the mark '</think>'"),
+        ("now", (None, "hermes"), "needs the form of the model's thoughts, .* --reasoning-parser names one"),
+    ],
+)
+def test_a_text_that_could_end_no_thought_is_refused_before_a_server_starts(tiny_llm, text, formats, said):
+    thoughts, tools = formats
+    settings = ServerSettings(model="tiny", reasoning_parser=thoughts, tool_parser=tools, reasoning_end_str=text)
+    with pytest.raises(ValueError, match=said):
+        check_end_of_thoughts(tiny_llm, settings)
+    check_end_of_thoughts(tiny_llm, replace(settings, reasoning_end_str=None))
+    check_end_of_thoughts(tiny_llm, replace(settings, reasoning_parser="think", reasoning_end_str="now</think>a"))
+
+
+@pytest.mark.parametrize("config", ['{"reasoning_end_str": ""}', "{}", '"now"', '{"reasoning_end_str": 5}', "now"])
+def test_a_config_of_thoughts_without_a_text_is_refused(config):
+    with pytest.raises(ValueError, match="reasoning_config="):
+        end_of_thoughts(config)
+    assert end_of_thoughts('{"reasoning_end_str": "now"}') == "now"
 
 
 def test_completions_and_responses_take_the_budget_too(serve, tiny_llm):

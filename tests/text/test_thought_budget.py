@@ -354,6 +354,21 @@ def test_a_text_that_cannot_come_is_refused():
 
     with pytest.raises(ValueError, match=r"reasoning_end_str='a<tool_call>b' must be text of a thought"):
         inputs(True).process([5], asked("a<tool_call>b"))
+    for text, begun in {
+        "a</think>b<think>": "thought",
+        "a</think><think>c": "thought",
+        "</think>b<tool_call>": "call",
+        '</think><tool_call>{"name": "f", "arguments": {}}</tool_call>': "call",
+    }.items():
+        with pytest.raises(ValueError, match=f"begins a {begun} after the mark '</think>'"):
+            inputs(True).process([5], asked(text))
+    inputs(True).process([5], asked("a</think>\n\nThe answer, <b>: "))
+    thoughts = thoughts_of("hermes", True)
+    largest = max(thoughts._tokens("now"))
+    for text in ("now", "</think>now"):
+        with pytest.raises(ValueError, match=rf"{text}' has token {largest}, .* \[0, {largest}\)"):
+            thoughts.around_closing(text, largest)
+        thoughts.around_closing(text, largest + 1)
     with pytest.raises(ValueError, match=r"reasoning_end_str='now' has tokens that bad_words"):
         inputs(True).process([5], asked("now", bad_words=["w"]))
     with pytest.raises(ValueError, match=r"reasoning_end_str='now' needs thinking_token_budget"):

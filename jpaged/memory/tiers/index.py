@@ -200,7 +200,8 @@ class TierIndex:
                 if self.watch is not None:
                     self.watch.stored(stored.group, Link(stored.digest, stored.tokens))
                 self._tenants.add(stored.place, size, stored.tenant)
-                self._order.extend(number, stored.until)
+                if stored.level:
+                    self._order.extend(number, stored.until)
                 self._order.touch(number)
         self._num_new = max(self._pages, default=-1) + 1
         self._free = [number for number in range(self._num_new) if number not in self._pages]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
@@ -136,7 +136,7 @@ class Prefix(NamedTuple):
         groups: policy and block size (tokens) of each layer group, for this request.
         chains: its empty hash chains, see `PrefixCache.chains`.
         spans: tokens that stand for images, see `TokenSpan`.
-        contents: what the request will hold.
+        contents: returns what the request will hold; not called while nothing has changed. None = nothing.
     """
 
     tokens: Sequence[int]
@@ -144,7 +144,7 @@ class Prefix(NamedTuple):
     groups: Sequence[tuple[Policy, int]]
     chains: dict[int, HashChain]
     spans: Sequence[TokenSpan] = ()
-    contents: Sequence[Content] = ()
+    contents: Callable[[], Sequence[Content]] | None = None
 
 
 class Prefetch:
@@ -187,12 +187,13 @@ class Prefetch:
         seen = waiting.usable == usable and not self.changes.concern(waiting.names, waiting.seen)
         if seen or not usable:
             return
-        tokens, blocks = self._missing(waiting, prefix, cache, usable)
+        contents = prefix.contents() if prefix.contents is not None else ()
+        tokens, blocks = self._missing(waiting, prefix, contents, cache, usable)
         num_bytes = sum(block.num_bytes for mine in blocks.values() for block in mine)
         if blocks and not self._has_room(waiting, num_bytes, is_next=is_next):
             return
         waiting.seen, waiting.usable = self.changes.end, usable
-        named = (*(chain.links for chain in waiting.chains.values()), *(content.links for content in prefix.contents))
+        named = (*(chain.links for chain in waiting.chains.values()), *(content.links for content in contents))
         waiting.names = frozenset(link.digest for links in named for link in links)
         if not blocks:
             return
@@ -276,7 +277,12 @@ class Prefetch:
                 )
 
     def _missing(
-        self, waiting: WaitingRequest, prefix: Prefix, cache: PrefixCache, usable: Sequence[int]
+        self,
+        waiting: WaitingRequest,
+        prefix: Prefix,
+        contents: Sequence[Content],
+        cache: PrefixCache,
+        usable: Sequence[int],
     ) -> tuple[int, dict[int, list[StoredBlock]]]:
         """Return how many tokens more would be found if some blocks were read, and these blocks by tier.
 
@@ -291,7 +297,7 @@ class Prefetch:
             here.append(hits)
             there.append([None if hit else self._first(usable, g, link) for hit, link in zip(hits, links, strict=True)])
         chosen = self._best(prefix, here, there, usable) if any(map(any, there)) else (0, {})
-        return self._with_contents(waiting, prefix, here, chosen, usable) if prefix.contents else chosen
+        return self._with_contents(waiting, prefix, contents, here, chosen, usable) if contents else chosen
 
     def _best(
         self,
@@ -331,6 +337,7 @@ class Prefetch:
         self,
         waiting: WaitingRequest,
         prefix: Prefix,
+        contents: Sequence[Content],
         here: list[list[bool]],
         chosen: tuple[int, dict[int, list[StoredBlock]]],
         usable: Sequence[int],
@@ -338,7 +345,7 @@ class Prefetch:
         """Add to blocks of a prefix those of the contents that the tokens after it need and the pool lacks."""
         tokens, blocks = chosen
         found = longest_prefix(prefix.groups, here, prefix.limit, prefix.spans) + tokens
-        for content in prefix.contents:
+        for content in contents:
             lacking = [link for link in content.links if (content.group, link.digest) not in waiting.contents]
             places = [self._first(usable, content.group, link) for link in lacking]
             if content.is_here or content.stop <= found or not all(places):

@@ -62,7 +62,8 @@ class ImageHolds(Held):
         super().__init__(memory, limits)
         assert isinstance(self.blocks.policy, ImageFeatures)
         self._policy, self._stays = self.blocks.policy, self.blocks.policy.stays
-        self._encoding: dict[bytes, tuple[PromptItem, int]] = {}  # with the id of the request that asks first
+        # With the blocks that were read for them when they were held: those cost no budget, whatever is dropped later.
+        self._encoding: dict[bytes, tuple[PromptItem, list[tuple[Link, Staged]]]] = {}
         self._filling: list[StoredImage] = []
 
     def check(self, request: Request) -> None:
@@ -148,8 +149,8 @@ class ImageHolds(Held):
                 return Reach(before, cost)
             if number not in held:
                 missing = not self.blocks.holds_content(image.digest)
-                is_made = missing and not self._read(request.request_id, image)
-                own = min(self._cost(image), self._limits.sure) if is_made else 0
+                read = self._read(request.request_id, image) if missing else []
+                own = min(self._cost(image), self._limits.sure) if missing and not read else 0
                 room = min(length, budget - cost - own)
                 if before > 0 and room < before + (image.length if image.whole else 1):
                     return Reach(before, cost)  # it is held when a chunk begins with it, and not before
@@ -159,7 +160,7 @@ class ImageHolds(Held):
                 if found is None:
                     return None if before <= 0 else Reach(before, cost)
                 if missing:
-                    self._encoding[image.digest] = image, request.request_id
+                    self._encoding[image.digest] = image, read
                 held[number] = found
                 cost += own
                 length = min(length, budget - cost)
@@ -225,8 +226,8 @@ class ImageHolds(Held):
     def take(self, plan: StepPlan) -> None:
         if self._encoding:
             for stored in self.blocks.take_pending():
-                image, request_id = self._encoding[stored.digest]
-                if read := self._read(request_id, image):
+                image, read = self._encoding[stored.digest]
+                if read:
                     self._fill(stored, read)
                 else:
                     plan.add_work(ENCODES, [Encode(image, stored)])

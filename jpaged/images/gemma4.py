@@ -159,6 +159,10 @@ class Gemma4ImageProcessor(ImageProcessor):
         except ValueError as error:
             raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {error}") from error
 
+    @property
+    def most_features(self) -> int | None:
+        return self.settings.budget if self.settings.resizes else None
+
     def tokens(self, size: Size, *, alone: bool) -> int:
         return self.settings.tokens(size)
 
@@ -219,6 +223,10 @@ class Gemma4VideoProcessor(VideoProcessor):
         super().__init__({**number, **settings}, config, placeholder, tokenizer)
         self._pictures = Gemma4ImageProcessor(self.settings, config, placeholder)
         self._around = config.boi_token_id, config.eoi_token_id
+
+    @property
+    def most_features(self) -> int | None:
+        return self._pictures.most_features
 
     def expansion(self, clip: Clip) -> Expansion:
         if self.tokenizer is None:

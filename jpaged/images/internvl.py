@@ -128,6 +128,8 @@ class TileSettings:
             _BICUBIC if fields["resample"] is None else int(fields["resample"]),
             *affine(fields, vision.num_channels, *OF_CLIP),
         )
+        if not 0 < found.least <= found.most:
+            raise ValueError(f"min_patches={found.least} must be above 0, and at most max_patches={found.most}")
         if tokens is not None and tokens != found.tokens:
             raise ValueError(f"image_seq_length={tokens}, and a tile of {tile} pixels a side has {found.tokens} tokens")
         return found
@@ -274,6 +276,10 @@ class InternVLVideoProcessor(VideoProcessor):
             )
         self._around = around
         self._tiles = TileSettings.of({**self.settings, "crop_to_patches": False}, config)
+
+    @property
+    def most_features(self) -> int | None:
+        return self._tiles.tokens + 1
 
     def expansion(self, clip: Clip) -> Expansion:
         assert self.tokenizer is not None, "what stands around a picture is known"

@@ -83,6 +83,8 @@ class Llama4Settings:
             raise ValueError(
                 f"the image processor's size={dict(size)} is not image_size={vision.image_size} of the tower"
             )
+        if (tiles := int(fields["max_patches"])) < 1:
+            raise ValueError(f"max_patches={tiles} must be above 0: a picture is at least one tile")
         mean, std, channels = tuple(fields["image_mean"]), tuple(fields["image_std"]), vision.num_channels
         if not len(mean) == len(std) == channels:
             raise ValueError(f"image_mean={mean!r} and image_std={std!r} must have {channels} numbers each")
@@ -90,7 +92,7 @@ class Llama4Settings:
             vision.image_size,
             vision.patch_size,
             round(1 / vision.pixel_shuffle_ratio),
-            int(fields["max_patches"]),
+            tiles,
             bool(fields["resize_to_max_canvas"]),
             _BILINEAR if fields["resample"] is None else int(fields["resample"]),
             float(fields["rescale_factor"]),

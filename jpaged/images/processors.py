@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import pkgutil
 from abc import ABC, abstractmethod
@@ -112,6 +113,11 @@ class ImageProcessor(ABC):
             ValueError: see `tokens`.
         """
         return expansion(self.placeholder, self.tokens(size, alone=alone))
+
+    def pixels_between(self, size: tuple[int, int]) -> int:
+        """Return the pixels of the largest picture that one of (height, width) pixels becomes before it is resized,
+        where a narrow shape makes far more than its own; see `ImageSources.max_pixels`."""
+        return math.prod(size)
 
     def parts(self, size: tuple[int, int], *, alone: bool) -> int:
         """Return how many items of a prompt an image of (height, width) pixels is, each of as many tokens."""

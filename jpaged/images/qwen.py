@@ -16,14 +16,13 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Int16, Int32, UInt8
 
+from jpaged.images.frames import MOST_OBLONG
 from jpaged.images.given import GivenLayout, Grid
 from jpaged.images.pixels import Picture, pillow
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, settings_of
 from jpaged.images.prompts import Placeholder
 from jpaged.processor_settings import replaced
 
-MOST_OBLONG = 200
-"""A picture's longer side is at most so many times its shorter one, as in transformers."""
 _BICUBIC = 3
 _MOST_VALUE = 1e6
 """Scaled pixels stay below this."""

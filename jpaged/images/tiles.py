@@ -6,6 +6,7 @@ the tower scales them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
 from jpaged.images import anyres
+from jpaged.images.frames import MOST_OBLONG
 from jpaged.images.pixels import Picture
 from jpaged.images.processors import PreparedImage, TransformersImageProcessor
 from jpaged.images.prompts import Placeholder
@@ -186,6 +188,8 @@ class LlavaImageProcessor(TileProcessor):
         if strategy not in ("default", "full"):
             raise ValueError(f"vision_feature_select_strategy={strategy!r} is not 'default' or 'full'")
         self._first = int(strategy == "default")
+        self._pads = bool(getattr(processor, "do_pad", False))
+        self._enlarges = not self._pads and bool(dict(processor.size).get("shortest_edge"))
 
     def _check_size(self, processor: Any) -> None:
         size = dict(processor.crop_size or {}) if processor.do_center_crop else dict(processor.size)
@@ -196,7 +200,14 @@ class LlavaImageProcessor(TileProcessor):
         return {"vision_feature_select_strategy": config.vision_feature_select_strategy}
 
     def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
+        if self._enlarges and max(size) > MOST_OBLONG * min(size):
+            raise ValueError(
+                f"{size[1]} x {size[0]} pixels: the longer side may be at most {MOST_OBLONG} times the shorter one"
+            )
         return self._patches.per_tile - self._first
+
+    def pixels_between(self, size: tuple[int, int]) -> int:
+        return max(size) ** 2 if self._pads else super().pixels_between(size)
 
     def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
         takes = np.arange(self._first, self._patches.per_tile, dtype=np.int32)[:, None]
@@ -225,6 +236,9 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
 
     def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
         return anyres.token_count(size, self._shape, alone=True)
+
+    def pixels_between(self, size: tuple[int, int]) -> int:
+        return math.prod(size)
 
     def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
         rows, weights = anyres.packing(picture.size, self._shape, alone=True)  # a map in its own size: no mixtures

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tile_checkpoints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -14,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import (
     Gemma3ImageProcessorPil,
     Gemma3Processor,
+    LlavaImageProcessorPil,
     LlavaOnevisionImageProcessorPil,
     LlavaOnevisionProcessor,
     MllamaImageProcessorPil,
@@ -288,3 +290,20 @@ def test_images_are_prepared_without_torch_and_jax(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "(16, 147)"
+
+
+def test_llava_refuses_shapes_that_are_enlarged_beyond_bounds(tmp_path):
+    _, config, _ = tile_checkpoints.FAMILIES["llava"]()
+    side = config.vision_config.image_size
+    square = {"height": side, "width": side}
+    for padded in (False, True):
+        kind = LlavaImageProcessorPil(size={"shortest_edge": side}, crop_size=square, do_pad=padded)
+        kind.save_pretrained(tmp_path)
+        ours = open_image_processor(
+            tmp_path, config, tile_checkpoints.TOKENIZER, "jpaged.images.tiles:LlavaImageProcessor"
+        )
+        assert ours.pixels_between((1, 1000)) == (10**6 if padded else 1000)
+        if not padded:
+            assert ours.tokens((1, 200), alone=True)
+            with pytest.raises(ValueError, match="1000 x 1 pixels: the longer side may be at most 200 times"):
+                ours.tokens((1, 1000), alone=True)

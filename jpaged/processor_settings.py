@@ -99,7 +99,9 @@ def _sized(settings: Mapping[str, Any], size: Any) -> dict[str, Any]:
     given = dict(settings)
     if not isinstance(size, Mapping):
         return given
-    sides = given.get("size", {})
+    sides, known = given.get("size", {}), [name for name, side in size.items() if side is not None]
+    if isinstance(sides, Mapping) and (unknown := sorted(sides.keys() - set(known))):
+        raise ValueError(f"{NAME} has size={sides!r} with {unknown[0]!r}: the image processor's has {', '.join(known)}")
     for name, side in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         if side in size and name in given and isinstance(sides, Mapping):
             sides = {**sides, side: given.pop(name)}

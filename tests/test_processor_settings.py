@@ -105,3 +105,13 @@ def test_whole_numbers_stay_integers_and_others_are_refused_where_an_integer_is(
     for wrong, said in (({"tokens": 7.5}, "tokens=7.5"), ({"size": {"height": 0.5}}, "size's height=0.5")):
         with pytest.raises(ValueError, match=f"{said}, which must be an integer"):
             replaced(has, wrong, of_request=True)
+
+
+def test_parts_of_a_size_that_the_processor_does_not_have_are_refused():
+    for has, asked in (
+        ({"longest_edge": 9}, {"height": 5, "width": 5}),
+        ({"height": 9, "width": 9}, {"longest_edge": 5}),
+    ):
+        for of_request in (False, True):
+            with pytest.raises(ValueError, match=f"with '{min(asked)}': the image processor's has {', '.join(has)}"):
+                replaced({"size": has}, {"size": asked}, of_request=of_request)

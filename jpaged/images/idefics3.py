@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from jpaged.images.clips import Clip
-from jpaged.images.frames import UNKNOWN_FPS, Indices, Sampling, clock, minutes, size_of_longest, without_ends
+from jpaged.images.frames import UNKNOWN_FPS, Indices, Sampling, clock, evenly, minutes, size_of_longest, without_ends
 from jpaged.images.pixels import Picture
 from jpaged.images.processors import PreparedImage
 from jpaged.images.prompts import Expansion, Placeholder
@@ -133,7 +133,13 @@ class Idefics3ImageProcessor(TileProcessor):
                 "mm_processor_kwargs has do_image_splitting=True, which makes more tiles of a picture than the engine "
                 "does: a request may turn it off, not on"
             )
-        return super().with_settings(settings, of_request=of_request)
+        made = super().with_settings(settings, of_request=of_request)
+        if of_request and made._splits and made._tile < self._tile:
+            raise ValueError(
+                f"mm_processor_kwargs has max_image_size={settings['max_image_size']!r}, which makes more tiles of a "
+                f"picture: a request leaves it at longest_edge={self._tile}, or has do_image_splitting=False too"
+            )
+        return made
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the rows and columns of tiles of a picture of (height, width) pixels, besides the whole one."""
@@ -223,12 +229,10 @@ class SmolVLMVideoProcessor(VideoProcessor):
         self._marks = _Marks(config, tokenizer, each)
 
     def sampler(self, total: int, fps: float | None, sampling: Sampling) -> Indices:
-        """See `without_ends`; what a request does not say is the checkpoint's."""
-        return without_ends(
-            total,
-            fps,
-            replace(sampling, fps=sampling.fps or self._rate, num_frames=sampling.num_frames or self._most),
-        )
+        """See `without_ends`; a request's number of frames is taken evenly."""
+        if sampling.num_frames is not None:
+            return evenly(total, fps, sampling)
+        return without_ends(total, fps, replace(sampling, fps=sampling.fps or self._rate, num_frames=self._most))
 
     def of_files(self, sampling: Sampling) -> Sampling:
         return sampling

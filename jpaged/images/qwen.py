@@ -69,12 +69,17 @@ def affine(
     """
     factor = fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1.0
     if fields.get("do_normalize", normalises):
-        mean, std = fields.get("image_mean") or mean, fields.get("image_std") or std
+        mean, std = (
+            usual if fields.get(name) is None else fields[name]
+            for name, usual in (("image_mean", mean), ("image_std", std))
+        )
     else:
         mean, std = (0.0,) * channels, (1.0,) * channels
     if not len(mean) == len(std) == channels:
         raise ValueError(f"image_mean={mean!r} and image_std={std!r} must have {channels} numbers each")
-    if not all(abs(255 * factor / by) + abs(each / by) < _MOST_VALUE for each, by in zip(mean, std, strict=True)):
+    if not all(
+        by and abs(255 * factor / by) + abs(each / by) < _MOST_VALUE for each, by in zip(mean, std, strict=True)
+    ):
         raise ValueError(f"image_mean={mean!r}, image_std={std!r} and rescale_factor={factor!r} make too large pixels")
     return tuple(factor / each for each in std), tuple(-each / by for each, by in zip(mean, std, strict=True))
 

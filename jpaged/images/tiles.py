@@ -19,6 +19,7 @@ from jpaged.images.frames import MOST_OBLONG
 from jpaged.images.pixels import Picture
 from jpaged.images.processors import PreparedImage, TransformersImageProcessor
 from jpaged.images.prompts import Placeholder
+from jpaged.images.qwen import OF_CLIP, affine
 
 _CLIP = "clip_vision_model"
 
@@ -48,12 +49,10 @@ class TilePatches:
         self.has_class_token: bool = getattr(vision, "model_type", "") == _CLIP
         self._merge, self._along = merge, along
         channels = getattr(vision, "num_channels", 3)
-        factor = settings["rescale_factor"] if settings["do_rescale"] else 1.0
-        normal = settings["do_normalize"]
-        mean = settings["image_mean"] if normal else [0.0] * channels
-        std = settings["image_std"] if normal else [1.0] * channels
-        mean, std = (np.broadcast_to(np.asarray(each, np.float64), channels) for each in (mean, std))
-        self._scale, self._shift = (factor / std).astype(np.float32), (-mean / std).astype(np.float32)
+        given = {name: settings.get(name) for name in ("image_mean", "image_std")}
+        lists = {name: [each] * channels for name, each in given.items() if isinstance(each, int | float)}
+        scale, shift = affine({**settings, **lists}, channels, *OF_CLIP)
+        self._scale, self._shift = np.array(scale, np.float32), np.array(shift, np.float32)
 
     @property
     def per_tile(self) -> int:

@@ -78,6 +78,9 @@ class VideoProcessor(ABC):
     defaults: ClassVar[Mapping[str, Any]]
     """Settings that the checkpoint's file may lack."""
 
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Settings of the checkpoint's file that are not looked at, as transformers' processor has it."""
+
     sampler: Sampler = staticmethod(evenly)
 
     def __init__(
@@ -227,8 +230,10 @@ def open_video_processor(
     of_file, given = _settings_in(Path(folder)), dict(settings or {})
     if isinstance(of_file.get("size"), Mapping) and isinstance(given.get("size"), Mapping):
         given["size"] = {**of_file["size"], **given["size"]}  # as of images
-    found = {**of_file, **given}
     kind: type[VideoProcessor] = pkgutil.resolve_name(_PROCESSORS[config.model_type])
+    number, rate = (given.get(name) is not None for name in ("num_frames", "fps"))
+    left = {*kind.unread, *(["fps"] if number else ()), *(["num_frames"] if rate else ())}
+    found = {**{name: value for name, value in of_file.items() if name not in left}, **given}
     return kind(found, config, kind.placeholder_in(config, tokenizer), tokenizer)
 
 

@@ -308,6 +308,9 @@ class ImageInputs:
             ValueError: see `_read`, `read_clips` and `GivenLayout.read`.
         """
         self._check_taken()
+        of_frames = split_settings(media.settings)[1]
+        if of_frames and not media.videos:
+            raise ValueError(f"mm_processor_kwargs has {next(iter(of_frames))!r}, which changes no image")
         found = [self._counted_images(media)] if media.images else []
         found += [self._counted_videos(media)] if media.videos else []
         for kind in found:

@@ -117,7 +117,8 @@ def test_frames_of_glm_are_those_of_transformers(total, rate, fps, known, longes
     sampling = Sampling(fps=fps, seconds=seconds)
     assert of_each_second(total, rate, sampling, longest=longest).tolist() == want.tolist()
     want = GLM46.sample_frames(SimpleNamespace(temporal_patch_size=2), about)
-    assert sparser_when_long(total, rate, sampling).tolist() == want.tolist()
+    found = sparser_when_long(total, rate, sampling).tolist()
+    assert found == want.tolist() if len(want) else set(found) == {0}, "transformers shows nothing of a short file"
 
 
 @given(st.integers(1, 3000), st.integers(1, 3000), st.integers(2, 64))

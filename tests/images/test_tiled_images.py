@@ -117,3 +117,11 @@ def test_no_picture_of_lfm2_has_more_features_than_it_says(changes):
     assert len(found) > 20 and max(found) <= ours.most_features
     with pytest.raises(ValueError, match="20000 x 1 pixels are too oblong"):
         ours.tokens((1, 20000), alone=True)
+
+
+def test_a_request_makes_no_more_tiles_of_llama_4():
+    with pytest.raises(ValueError, match="resize_to_max_canvas=True, which makes more tiles"):
+        llama4().with_settings({"resize_to_max_canvas": True}, of_request=True)
+    assert llama4().with_settings({"resize_to_max_canvas": True}, of_request=False).settings.grows
+    with pytest.raises(ValueError, match=r"rescale_factor=1e.38 make too large pixels"):
+        llama4().with_settings({"rescale_factor": 1e38}, of_request=True)

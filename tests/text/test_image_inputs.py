@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pixtral_checkpoints
@@ -16,6 +18,7 @@ from vision_checkpoints import BEGIN, END, IMAGE, IMAGE_TOKENS, SIZE, TOKENIZER,
 
 import jpaged.text.images as images_module
 from jpaged import ImageSources, SamplingParams
+from jpaged.images import open_video_processor
 from jpaged.text.chat_template import ChatOptions
 from jpaged.text.images import ImageInputs, Media
 from jpaged.text.input_processor import InputProcessor
@@ -266,3 +269,25 @@ def test_ids_that_have_tokens_of_pictures_and_a_video_already_are_refused_with_t
     both = Media(images=[picture(0)], videos=[(np.zeros((4, 16, 24, 3), np.uint8), {"fps": 2.0})])
     with pytest.raises(ValueError, match=r"its \[1, 1\] images and videos .* and it has \[2, 0\]"):
         inputs.of_ids([3, config.image_token_id, 4, config.image_token_id], both)
+
+
+def test_which_frames_glm_shows_is_said_by_an_engine_as_by_a_request(tmp_path):
+    _, config = inputs_of_marks("glm4v", tmp_path)
+
+    def opened(family, **settings):
+        made = SimpleNamespace(**{**config.__dict__, "model_type": family, "vision_config": config.vision_config})
+        made.get_text_config = config.get_text_config
+        return open_video_processor(tmp_path, made, TOKENIZER, settings)
+
+    for family in ("glm4v", "glm46v"):
+        ours = opened(family, num_frames=4)
+        assert len(ours.sampler(100, 10.0, ours.sampling)) == 4
+        usual = opened(family)
+        assert len(usual.sampler(3000, 10.0, replace(usual.sampling, max_frames=7))) == 6
+    with pytest.raises(ValueError, match="give one of them"):
+        opened("glm4v", num_frames=4, fps=1)
+    with pytest.raises(ValueError, match="fps=1: how many frames of a second"):
+        opened("glm46v", fps=1)
+    usual = opened("glm46v")
+    with pytest.raises(ValueError, match="fps=3: how many frames of a second"):
+        usual.sampler(100, 10.0, usual.sampling.given({"fps": 3}, "mm_processor_kwargs"))

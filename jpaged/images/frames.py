@@ -205,6 +205,21 @@ def _known(fps: float | None, sampling: Sampling) -> float:
 # ---------------------------------------------------------------- sizes
 
 
+def check_oblong(size: Size, given: Size) -> None:
+    """Check a picture's shape.
+
+    Args:
+        given: the size that its caller knows, which errors name.
+
+    Raises:
+        ValueError: a side is more than `MOST_OBLONG` times the other.
+    """
+    if max(size) > MOST_OBLONG * min(size):
+        raise ValueError(
+            f"{given[1]} x {given[0]} pixels: the longer side may be at most {MOST_OBLONG} times the shorter one"
+        )
+
+
 def size_within(
     size: Size,
     frames: int,

@@ -53,8 +53,8 @@ class RowEnds:
         Raises:
             ValueError: there is no tokenizer, or it does not know them.
         """
-        texts = fields.get("image_break_token", "[IMG_BREAK]"), fields.get("image_end_token", "[IMG_END]")
-        row, last = (token_named(tokenizer, "a row's end", text) for text in texts)
+        usual = {"image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
+        row, last = (token_named(tokenizer, name, fields.get(name, text)) for name, text in usual.items())
         return cls(row, last)
 
     def expansion(self, placeholder: Placeholder, rows: int, columns: int) -> Expansion:

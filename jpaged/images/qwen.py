@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Int16, Int32, UInt8
 
-from jpaged.images.frames import MOST_OBLONG
+from jpaged.images.frames import MOST_OBLONG, check_oblong
 from jpaged.images.given import GivenLayout, Grid
 from jpaged.images.pixels import Picture, pillow
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, settings_of
@@ -170,10 +170,7 @@ class PatchSettings:
             if height % square or width % square:
                 raise ValueError(f"{width} x {height} pixels are no multiples of {square}, and do_resize=False")
             return height, width
-        if max(height, width) > MOST_OBLONG * min(height, width):
-            raise ValueError(
-                f"{width} x {height} pixels: the longer side may be at most {MOST_OBLONG} times the shorter one"
-            )
+        check_oblong((height, width), (height, width))
         rows, columns = round(height / square), round(width / square)
         if rows * columns * square**2 > self.most:
             shrink = math.sqrt(height * width / self.most)

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
 from jpaged.images import anyres
-from jpaged.images.frames import MOST_OBLONG
+from jpaged.images.frames import check_oblong
 from jpaged.images.pixels import Picture
 from jpaged.images.processors import PreparedImage, TransformersImageProcessor
 from jpaged.images.prompts import Placeholder
@@ -199,10 +199,8 @@ class LlavaImageProcessor(TileProcessor):
         return {"vision_feature_select_strategy": config.vision_feature_select_strategy}
 
     def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
-        if self._enlarges and max(size) > MOST_OBLONG * min(size):
-            raise ValueError(
-                f"{size[1]} x {size[0]} pixels: the longer side may be at most {MOST_OBLONG} times the shorter one"
-            )
+        if self._enlarges:
+            check_oblong(size, size)
         return self._patches.per_tile - self._first
 
     def pixels_between(self, size: tuple[int, int]) -> int:

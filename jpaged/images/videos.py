@@ -143,7 +143,7 @@ class VideoProcessor(ABC):
 class LlavaOnevisionVideoProcessor(VideoProcessor):
     """LLaVA-OneVision: each frame is a tile whose features are halved on both sides; a newline ends the video.
 
-    Arrays: those of a picture; see `jpaged.images.processors.LlavaOnevisionImageProcessor`.
+    Arrays: those of a picture; see `jpaged.images.tiles.LlavaOnevisionImageProcessor`.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {

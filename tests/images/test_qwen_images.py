@@ -192,3 +192,9 @@ def test_no_picture_has_more_tokens_than_the_largest(height, width, least, more,
         for number in (1, 2, 3, 5):
             clip = Clip(np.zeros((number, height, width, 3), np.uint8), tuple(range(number)), 1.0, number)
             assert max(group.tokens for group in frames.groups(clip)) <= frames.most_features
+
+
+def test_errors_of_paddleocr_name_the_size_of_the_picture():
+    settings = PaddleOCRImageProcessor.patches(14, 1, 2, 147456, 2359296, 3, True, (1.0,) * 3, (0.0,) * 3)
+    with pytest.raises(ValueError, match=r"^201 x 1 pixels: the longer side may be at most 200 times"):
+        settings.resized(1, 201)

@@ -18,7 +18,7 @@ from vision_checkpoints import BEGIN, END, IMAGE, IMAGE_TOKENS, SIZE, TOKENIZER,
 
 import jpaged.text.images as images_module
 from jpaged import ImageSources, SamplingParams
-from jpaged.images import open_video_processor
+from jpaged.images import GivenLayout, open_video_processor
 from jpaged.text.chat_template import ChatOptions
 from jpaged.text.images import ImageInputs, Media
 from jpaged.text.input_processor import InputProcessor
@@ -291,3 +291,12 @@ def test_which_frames_glm_shows_is_said_by_an_engine_as_by_a_request(tmp_path):
     usual = opened("glm46v")
     with pytest.raises(ValueError, match="fps=3: how many frames of a second"):
         usual.sampler(100, 10.0, usual.sampling.given({"fps": 3}, "mm_processor_kwargs"))
+
+
+def test_features_that_callers_encoded_are_placed_by_their_grids_in_a_prompt_of_glm(tmp_path):
+    _, config = inputs_of_marks("glm4v", tmp_path)
+    inputs = ImageInputs(None, folder=tmp_path, config=config, tokenizer=TOKENIZER, given=GivenLayout(width=6, merge=2))
+    media = Media(images=[{"image_embeds": np.ones((6, 6)), "image_grid_thw": [1, 4, 6]}])
+    ids, (item,) = inputs.of_ids([3, config.image_token_id, 4], media)
+    assert len(ids) == 8 and (item.start, item.length, item.features) == (1, 6, 6)
+    assert item.offsets.tolist() == [[0, row, column] for row in range(2) for column in range(3)]

@@ -21,7 +21,7 @@ UNKNOWN_FPS = 24.0
 """Frames in a second of a video that does not say it, as transformers has it."""
 MOST_OBLONG = 200
 """A picture's longer side is at most so many times its shorter one, as in transformers."""
-_LARGEST_SIDE = 4096
+LARGEST_SIDE = 4096
 
 
 @dataclass(frozen=True)
@@ -280,10 +280,10 @@ def size_of_patches(size: Size, *, patch: int, most: int, pool: int) -> Size:
     return rows, columns
 
 
-def size_of_longest(size: Size, longest: int) -> Size:
-    """Return sides of a frame's shape of which the longer is `longest`, the other even (SmolVLM)."""
+def size_of_longest(size: Size, longest: int, most: int = LARGEST_SIDE) -> Size:
+    """Return sides of a frame's shape of which the longer is `longest`, at most `most`, the other even (SmolVLM)."""
     height, width = size
-    longest = min(_LARGEST_SIDE, longest)
+    longest = min(most, longest)
     if width >= height:
         rows = int(longest / (width / height))
         return max(rows + rows % 2, 1), longest

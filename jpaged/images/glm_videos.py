@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jpaged.images.clips import Clip
-from jpaged.images.frames import Indices, Sampling, evenly, of_each_second, sparser_when_long
+from jpaged.images.frames import UNKNOWN_FPS, Indices, Sampling, evenly, of_each_second, sparser_when_long
 from jpaged.images.glm import GlmImageProcessor
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen_videos import USUAL_FPS, QwenVideoProcessor
+from jpaged.images.qwen import OF_CLIP
+from jpaged.images.qwen_videos import QwenVideoProcessor
 
 
 class GlmVideoProcessor(QwenVideoProcessor):
@@ -24,8 +25,8 @@ class GlmVideoProcessor(QwenVideoProcessor):
         "do_rescale": True,
         "do_resize": True,
         "do_sample_frames": True,
-        "image_mean": (0.48145466, 0.4578275, 0.40821073),
-        "image_std": (0.26862954, 0.26130258, 0.27577711),
+        "image_mean": OF_CLIP[0],
+        "image_std": OF_CLIP[1],
         "max_duration": 300,
         "merge_size": 2,
         "patch_size": 14,
@@ -72,7 +73,7 @@ class GlmVideoProcessor(QwenVideoProcessor):
         begin, stop = self.tokenizer.convert_ids_to_tokens([start, end])
         text, ids = "", list[int]()
         for group in self.groups(clip):
-            said = self.said(clip.indices[group.first] / (clip.fps or USUAL_FPS))
+            said = self.said(clip.indices[group.first] / (clip.fps or UNKNOWN_FPS))
             text += f"{begin}{self.placeholder.image_text * group.tokens}{stop}{said}"
             of_time = self.tokenizer.encode(said, add_special_tokens=False)
             ids += [start, *[self.placeholder.image_token] * group.tokens, end, *of_time]

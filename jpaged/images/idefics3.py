@@ -16,14 +16,23 @@ import numpy as np
 from jaxtyping import Int32
 
 from jpaged.images.clips import Clip
-from jpaged.images.frames import UNKNOWN_FPS, Indices, Sampling, clock, evenly, minutes, size_of_longest, without_ends
+from jpaged.images.frames import (
+    LARGEST_SIDE,
+    UNKNOWN_FPS,
+    Indices,
+    Sampling,
+    clock,
+    evenly,
+    minutes,
+    size_of_longest,
+    without_ends,
+)
 from jpaged.images.pixels import Picture
 from jpaged.images.processors import PreparedImage
 from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.tiles import TilePatches, TileProcessor
 from jpaged.images.videos import FrameGroup, VideoProcessor, resized
 
-_LARGEST_SIDE = 4096
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -145,7 +154,7 @@ class Idefics3ImageProcessor(TileProcessor):
         """Return the rows and columns of tiles of a picture of (height, width) pixels, besides the whole one."""
         if not self._splits:
             return 0, 0
-        height, width = _within(*_of_longest(*size, self._longest))
+        height, width = _within(*size_of_longest(size, self._longest, self._longest))
         tile, ratio = self._tile, width / height
         if width >= height:
             width = math.ceil(width / tile) * tile
@@ -175,23 +184,13 @@ class Idefics3ImageProcessor(TileProcessor):
         return [PreparedImage(self._patches.arrays(tile[None]), self._marks.each) for tile in tiles]
 
 
-def _of_longest(height: int, width: int, longest: int) -> tuple[int, int]:
-    """Return sides of the same shape, the longer one of so many pixels and the other one even."""
-    ratio = width / height
-    if width >= height:
-        rows = int(longest / ratio)
-        return max(rows + rows % 2, 1), longest
-    columns = int(longest * ratio)
-    return longest, max(columns + columns % 2, 1)
-
-
 def _within(height: int, width: int) -> tuple[int, int]:
     """Return sides of the same shape, none above 4,096 pixels."""
     ratio = width / height
-    if width >= height and width > _LARGEST_SIDE:
-        return max(int(_LARGEST_SIDE / ratio), 1), _LARGEST_SIDE
-    if height > width and height > _LARGEST_SIDE:
-        return _LARGEST_SIDE, max(int(_LARGEST_SIDE * ratio), 1)
+    if width >= height and width > LARGEST_SIDE:
+        return max(int(LARGEST_SIDE / ratio), 1), LARGEST_SIDE
+    if height > width and height > LARGEST_SIDE:
+        return LARGEST_SIDE, max(int(LARGEST_SIDE * ratio), 1)
     return height, width
 
 

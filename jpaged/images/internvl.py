@@ -19,8 +19,8 @@ from jaxtyping import UInt8
 
 from jpaged.images.clips import Clip
 from jpaged.images.frames import Sampler, middles
-from jpaged.images.pixels import Picture
-from jpaged.images.pixtral import patches_of, resized
+from jpaged.images.pixels import Picture, resized
+from jpaged.images.pixtral import patches_of
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.qwen import OF_CLIP, affine, places_of, processor_fields
@@ -32,8 +32,8 @@ _SCALING: Mapping[str, Any] = {
     "do_normalize": True,
     "do_rescale": True,
     "do_resize": True,
-    "image_mean": (0.48145466, 0.4578275, 0.40821073),
-    "image_std": (0.26862954, 0.26130258, 0.27577711),
+    "image_mean": OF_CLIP[0],
+    "image_std": OF_CLIP[1],
     "resample": _BICUBIC,
     "rescale_factor": 1 / 255,
     "size": {"height": 384, "width": 384},

@@ -18,8 +18,8 @@ from jaxtyping import UInt8
 
 from jpaged.images.frames import MOST_OBLONG
 from jpaged.images.internvl import grid_of, tiles_of
-from jpaged.images.pixels import Picture
-from jpaged.images.pixtral import patches_of, resized
+from jpaged.images.pixels import Picture, resized
+from jpaged.images.pixtral import patches_of
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.qwen import OF_CLIP, affine, places_of, processor_fields

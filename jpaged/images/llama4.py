@@ -17,8 +17,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from jpaged.images.internvl import prepared_tiles
-from jpaged.images.pixels import Picture
-from jpaged.images.pixtral import resized
+from jpaged.images.pixels import Picture, resized
 from jpaged.images.processors import ImageProcessor, PreparedImage, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.qwen import affine, processor_fields

@@ -2,8 +2,8 @@
 
 A family that resizes pictures to one size or to tiles (`jpaged.images.tiles`) has transformers' own image processor on
 Pillow and NumPy ("PIL backend"), so that no torch is needed. A family whose tower takes packed rows names its processor
-itself (`jpaged.model_api.PacksImages`). A checkpoint's folder says the settings; what the model's config says of the same is
-compared with them.
+itself (`jpaged.model_api.PacksImages`). A checkpoint's folder says the settings; what the model's config says of the
+same is compared with them.
 """
 
 from __future__ import annotations

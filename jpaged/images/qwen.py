@@ -18,7 +18,7 @@ from jaxtyping import Int16, Int32, UInt8
 
 from jpaged.images.frames import MOST_OBLONG, check_oblong
 from jpaged.images.given import GivenLayout, Grid
-from jpaged.images.pixels import Picture, pillow
+from jpaged.images.pixels import Picture, resized
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, settings_of
 from jpaged.images.prompts import Placeholder
 from jpaged.processor_settings import replaced
@@ -248,11 +248,7 @@ class QwenImageProcessor(ImageProcessor):
 
     def resize(self, pixels: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "rows columns 3"]:
         """Return a picture in the size that the tower takes."""
-        height, width = self.settings.resized(*pixels.shape[:2])
-        if (height, width) == pixels.shape[:2]:
-            return pixels
-        image = pillow().fromarray(pixels).resize((width, height), resample=self.settings.resample)
-        return np.asarray(image)
+        return resized(pixels, self.settings.resized(*pixels.shape[:2]), self.settings.resample)
 
     def prepare_frames(self, frames: UInt8[np.ndarray, "frames height width 3"]) -> PreparedImage:
         """Return the arrays of frames that were resized; the last one is repeated to fill a patch."""

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import UInt8
 
-from jpaged.images import anyres
+from jpaged.images import anyres, pixels
 from jpaged.images.clips import Clip
 from jpaged.images.frames import SETTINGS, Sampler, Sampling, evenly
-from jpaged.images.pixels import pillow
 from jpaged.images.processors import PreparedImage, settings_of
 from jpaged.images.prompts import Expansion, Placeholder, expansion
+from jpaged.images.qwen import OF_CLIP
 from jpaged.images.tiles import TilePatches, taken
 
 _FILES = (
@@ -40,12 +40,7 @@ def resized(
     frames: UInt8[np.ndarray, "frames height width 3"], size: tuple[int, int], resample: int
 ) -> UInt8[np.ndarray, "frames 3 rows columns"]:
     """Return frames of (height, width) `size`, by the filter of this number of Pillow's."""
-    image_module = pillow()
-    if frames.shape[1:3] != size:
-        frames = np.stack(
-            [np.asarray(image_module.fromarray(each).resize((size[1], size[0]), resample)) for each in frames]
-        )
-    return frames.transpose(0, 3, 1, 2)
+    return np.stack([pixels.resized(each, size, resample) for each in frames]).transpose(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -150,8 +145,8 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         "do_normalize": True,
         "do_rescale": True,
         "do_resize": True,
-        "image_mean": (0.48145466, 0.4578275, 0.40821073),
-        "image_std": (0.26862954, 0.26130258, 0.27577711),
+        "image_mean": OF_CLIP[0],
+        "image_std": OF_CLIP[1],
         "resample": 3,
         "rescale_factor": 1 / 255,
         "size": {"height": 384, "width": 384},

@@ -19,6 +19,8 @@ _BOUNDS = ("max_", "longest_edge", "height", "width", "shortest_edge", "image_se
 """Beginnings of the names of settings that bound the work of one item."""
 _CALLS = frozenset(("return_tensors", "data_format", "input_data_format", "device", "disable_grouping"))
 """Names that a processor takes with a call, and that say nothing of an image."""
+_FRACTIONS = ("rescale_factor", "max_pixels_tolerance")
+"""Numbers that may have a fraction, though a checkpoint may have a whole one."""
 _NESTED = ("images_kwargs", "videos_kwargs")
 
 
@@ -82,10 +84,11 @@ def replaced(has: Mapping[str, Any], settings: Mapping[str, Any], *, of_request:
         has: all names that the processor knows, with its values.
     """
     settings = _sized(settings, has.get("size"))
-    for name, value in settings.items():
+    for name, value in list(settings.items()):
         if name not in has:
             raise ValueError(f"{NAME} has {name!r}: the model's image processor has {', '.join(sorted(has))}")
         _check_type(name, value, has[name])
+        settings[name] = value = _whole(name, value, has[name])
         if of_request:
             _check_bound(name, value, has[name])
     return {**has, **settings}
@@ -96,7 +99,9 @@ def _sized(settings: Mapping[str, Any], size: Any) -> dict[str, Any]:
     given = dict(settings)
     if not isinstance(size, Mapping):
         return given
-    sides = given.get("size", {})
+    sides, known = given.get("size", {}), [name for name, side in size.items() if side is not None]
+    if isinstance(sides, Mapping) and (unknown := sorted(sides.keys() - set(known))):
+        raise ValueError(f"{NAME} has size={sides!r} with {unknown[0]!r}: the image processor's has {', '.join(known)}")
     for name, side in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         if side in size and name in given and isinstance(sides, Mapping):
             sides = {**sides, side: given.pop(name)}
@@ -126,6 +131,21 @@ def _check_type(name: str, value: Any, now: Any) -> None:
         for key, each in value.items():
             if not _is_number([each]) or not each > 0:
                 raise ValueError(f"{NAME} has {name}={value!r}, whose {key} must be a positive number")
+
+
+def _whole(name: str, value: Any, now: Any) -> Any:
+    """Return a value in which whole numbers are integers where those in their place are; see `_check_type`.
+
+    Raises:
+        ValueError: such a number has a fraction.
+    """
+    if isinstance(now, Mapping) and isinstance(value, Mapping):
+        return {key: _whole(f"{name}'s {key}", each, now.get(key)) for key, each in value.items()}
+    if not isinstance(now, int) or isinstance(now, bool) or name in _FRACTIONS or not isinstance(value, float):
+        return value
+    if not value.is_integer():
+        raise ValueError(f"{NAME} has {name}={value!r}, which must be an integer, as the checkpoint's {now!r}")
+    return int(value)
 
 
 def _check_bound(name: str, value: Any, now: Any) -> None:

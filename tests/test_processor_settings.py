@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlavaOnevisionImageProcessorPil, Qwen2VLImageProcessorPil
 
-from jpaged.processor_settings import processor_with, read_settings, split_settings
+from jpaged.processor_settings import processor_with, read_settings, replaced, split_settings
 
 LLAVA = LlavaOnevisionImageProcessorPil(size={"height": 28, "width": 28})
 QWEN = Qwen2VLImageProcessorPil()  # 3,136 to 1,003,520 pixels
@@ -94,3 +94,24 @@ def test_any_mapping_is_read_or_refused_by_the_name_of_the_argument(given):
         processor_with(LLAVA, read, of_request=True)
     except ValueError as error:
         assert "mm_processor_kwargs" in str(error)
+
+
+def test_whole_numbers_stay_integers_and_others_are_refused_where_an_integer_is():
+    has = {"tokens": 70, "size": {"height": 24, "width": 24}, "rescale_factor": 1, "image_mean": (0, 0, 0)}
+    fits = {"tokens": 35.0, "size": {"height": 12.0}, "rescale_factor": 0.5, "image_mean": [0.5] * 3}
+    found = replaced(has, fits, of_request=True)
+    assert repr(found["tokens"]) == "35" and repr(found["size"]) == "{'height': 12, 'width': 24}"
+    assert (found["rescale_factor"], found["image_mean"]) == (0.5, [0.5] * 3)
+    for wrong, said in (({"tokens": 7.5}, "tokens=7.5"), ({"size": {"height": 0.5}}, "size's height=0.5")):
+        with pytest.raises(ValueError, match=f"{said}, which must be an integer"):
+            replaced(has, wrong, of_request=True)
+
+
+def test_parts_of_a_size_that_the_processor_does_not_have_are_refused():
+    for has, asked in (
+        ({"longest_edge": 9}, {"height": 5, "width": 5}),
+        ({"height": 9, "width": 9}, {"longest_edge": 5}),
+    ):
+        for of_request in (False, True):
+            with pytest.raises(ValueError, match=f"with '{min(asked)}': the image processor's has {', '.join(has)}"):
+                replaced({"size": has}, {"size": asked}, of_request=of_request)

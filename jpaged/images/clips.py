@@ -139,7 +139,7 @@ def _of_frames(video: Any, place: str, sources: ImageSources, chooser: ChoosesFr
         raise ValueError(f"{place} has 0 frames; at least 1 is needed")
     fps, indices, whole = _checked(known, total, place)
     if sampling.do_sample_frames and known.get("do_sample_frames") is not False and "frames_indices" not in known:
-        sampling = replace(sampling, seconds=_duration(known, place))
+        sampling = replace(sampling, seconds=known.get("duration"))  # 0 = it is not known
         chosen = _chosen(total, fps, place, chooser, sampling, sources)
     else:
         chosen = np.arange(total)
@@ -159,7 +159,9 @@ def _checked(known: Mapping[str, Any], total: int, place: str) -> tuple[float | 
     if seconds is not None and (
         isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < _MOST_SECONDS
     ):
-        raise ValueError(f"{place} has duration={seconds!r}, which must be a number of seconds from 0 on")
+        raise ValueError(
+            f"{place} has duration={seconds!r}, which must be a number of seconds from 0 to {_MOST_SECONDS:g}"
+        )
     indices = known.get("frames_indices")
     if indices is None:
         return None if fps is None else float(fps), range(total), total
@@ -168,15 +170,6 @@ def _checked(known: Mapping[str, Any], total: int, place: str) -> tuple[float | 
         raise ValueError(f"{place} has frames_indices={indices!r}, which must be one number from 0 on for each frame")
     whole = known.get("total_num_frames") or int(found.max()) + 1
     return None if fps is None else float(fps), found.tolist(), int(whole)
-
-
-def _duration(known: Mapping[str, Any], place: str) -> float | None:
-    seconds = known.get("duration")
-    if seconds is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise ValueError(f"{place} has duration={seconds!r}, which must be a finite number of seconds above 0")
-    return float(seconds)
 
 
 def _pixels_of(video: Any, chosen: Indices, place: str, sources: ImageSources) -> UInt8[np.ndarray, "frames h w 3"]:

@@ -19,7 +19,9 @@ Size = tuple[int, int]
 """Height and width."""
 UNKNOWN_FPS = 24.0
 """Frames in a second of a video that does not say it, as transformers has it."""
-_LARGEST_SIDE = 4096
+MOST_OBLONG = 200
+"""A picture's longer side is at most so many times its shorter one, as in transformers."""
+LARGEST_SIDE = 4096
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def evenly_in_patches(total: int, fps: float | None, sampling: Sampling, *, patc
     if number > most:  # transformers refuses it
         return np.arange(most) * total // most
     # As torch counts them: a step that is no binary fraction may take one more.
-    return np.arange(0, total, total / max(number, patch)).astype(int)
+    return np.minimum(np.arange(0, total, total / max(number, patch)).astype(int), total - 1)
 
 
 def ends_included(total: int, fps: float | None, sampling: Sampling) -> Indices:
@@ -115,11 +117,15 @@ def ends_included(total: int, fps: float | None, sampling: Sampling) -> Indices:
 def of_each_second(total: int, fps: float | None, sampling: Sampling, *, longest: float) -> Indices:
     """Return frames at equal times, an even number of them; of a video longer than `longest` seconds as many as of one
     of that length (GLM-4.1V and GLM-4.5V)."""
-    rate, wanted, last = _known(fps, sampling), sampling.fps or 2, total - 1
+    rate, last = _known(fps, sampling), total - 1
+    wanted = min(sampling.fps or 2, rate * 1e6)  # finite, and as many as are there
     seconds = _seconds(total, rate, sampling)
     if seconds <= longest:
-        number = max(math.floor(seconds * wanted), 1)
-        found = [min(last, math.ceil(i * rate / wanted)) for i in range(number)]
+        number = int(min(max(seconds * wanted, 1), 1e15))
+        if wanted > rate:  # each frame, up to the last time that is asked for
+            found = list(range(min(last, math.ceil((number - 1) * rate / wanted)) + 1))
+        else:
+            found = [min(last, math.ceil(i * rate / wanted)) for i in range(min(number, total))]
     elif (number := int(longest * wanted)) >= total:
         found = list(range(total))
     else:
@@ -136,7 +142,7 @@ def sparser_when_long(
     seconds = _seconds(total, rate, sampling)
     shown = min(seconds, longest)
     wanted = 3.0 if shown <= 30 else 1.0 if shown <= 300 else 0.5
-    number = min(int(shown * wanted * patch), most)
+    number = min(max(int(shown * wanted * patch), 1), most)
     if total < number:
         found = np.linspace(0, last, number, dtype=int).tolist()
     else:
@@ -199,6 +205,21 @@ def _known(fps: float | None, sampling: Sampling) -> float:
 # ---------------------------------------------------------------- sizes
 
 
+def check_oblong(size: Size, given: Size) -> None:
+    """Check a picture's shape.
+
+    Args:
+        given: the size that its caller knows, which errors name.
+
+    Raises:
+        ValueError: a side is more than `MOST_OBLONG` times the other.
+    """
+    if max(size) > MOST_OBLONG * min(size):
+        raise ValueError(
+            f"{given[1]} x {given[0]} pixels: the longer side may be at most {MOST_OBLONG} times the shorter one"
+        )
+
+
 def size_within(
     size: Size,
     frames: int,
@@ -217,15 +238,15 @@ def size_within(
         what: how errors name them.
 
     Raises:
-        ValueError: a side is more than 200 times the other.
+        ValueError: a side is more than `MOST_OBLONG` times the other.
     """
     height, width = size
     frames = max(frames, patch)
     if counts_time and min(height, width) < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
-    if max(height, width) / min(height, width) > 200:
-        raise ValueError(f"{what} of {size[1]} x {size[0]} pixels: a side may be at most 200 times the other")
+    if max(height, width) / min(height, width) > MOST_OBLONG:
+        raise ValueError(f"{what} of {size[1]} x {size[0]} pixels: a side may be at most {MOST_OBLONG} times the other")
     rows, columns = (round(side / factor) * factor for side in (height, width))
     times, whole = (round(frames / patch) * patch, frames) if counts_time else (1, 1)
     if times * rows * columns > most:
@@ -259,10 +280,10 @@ def size_of_patches(size: Size, *, patch: int, most: int, pool: int) -> Size:
     return rows, columns
 
 
-def size_of_longest(size: Size, longest: int) -> Size:
-    """Return sides of a frame's shape of which the longer is `longest`, the other even (SmolVLM)."""
+def size_of_longest(size: Size, longest: int, most: int = LARGEST_SIDE) -> Size:
+    """Return sides of a frame's shape of which the longer is `longest`, at most `most`, the other even (SmolVLM)."""
     height, width = size
-    longest = min(_LARGEST_SIDE, longest)
+    longest = min(most, longest)
     if width >= height:
         rows = int(longest / (width / height))
         return max(rows + rows % 2, 1), longest

@@ -17,7 +17,7 @@ from jaxtyping import Int16, UInt8
 
 from jpaged.images.clips import Clip
 from jpaged.images.frames import Size, minutes, size_of_patches
-from jpaged.images.pixels import Picture, pillow
+from jpaged.images.pixels import Picture, resized
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of
 from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.qwen import affine, processor_fields
@@ -159,6 +159,10 @@ class Gemma4ImageProcessor(ImageProcessor):
         except ValueError as error:
             raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {error}") from error
 
+    @property
+    def most_features(self) -> int | None:
+        return self.settings.budget if self.settings.resizes else None
+
     def tokens(self, size: Size, *, alone: bool) -> int:
         return self.settings.tokens(size)
 
@@ -169,9 +173,7 @@ class Gemma4ImageProcessor(ImageProcessor):
         """Return the arrays of a picture or of a video's frame."""
         settings = self.settings
         height, width = settings.resized(*pixels.shape[:2])
-        if (height, width) != pixels.shape[:2]:
-            image = pillow().fromarray(pixels).resize((width, height), resample=settings.resample)
-            pixels = np.asarray(image)
+        pixels = resized(pixels, (height, width), settings.resample)
         patch, pool = settings.cut
         rows, columns = height // patch, width // patch
         squares = _by_squares(pixels.reshape(rows, patch, columns, patch, 3), pool)
@@ -219,6 +221,10 @@ class Gemma4VideoProcessor(VideoProcessor):
         super().__init__({**number, **settings}, config, placeholder, tokenizer)
         self._pictures = Gemma4ImageProcessor(self.settings, config, placeholder)
         self._around = config.boi_token_id, config.eoi_token_id
+
+    @property
+    def most_features(self) -> int | None:
+        return self._pictures.most_features
 
     def expansion(self, clip: Clip) -> Expansion:
         if self.tokenizer is None:

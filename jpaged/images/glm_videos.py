@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from jpaged.images.clips import Clip
-from jpaged.images.frames import Indices, Sampling, evenly, of_each_second, sparser_when_long
+from jpaged.images.frames import UNKNOWN_FPS, Indices, Sampling, evenly, of_each_second, sparser_when_long
 from jpaged.images.glm import GlmImageProcessor
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen_videos import USUAL_FPS, QwenVideoProcessor
+from jpaged.images.qwen import OF_CLIP
+from jpaged.images.qwen_videos import QwenVideoProcessor
 
 
 class GlmVideoProcessor(QwenVideoProcessor):
@@ -22,9 +25,8 @@ class GlmVideoProcessor(QwenVideoProcessor):
         "do_rescale": True,
         "do_resize": True,
         "do_sample_frames": True,
-        "fps": 2,
-        "image_mean": (0.48145466, 0.4578275, 0.40821073),
-        "image_std": (0.26862954, 0.26130258, 0.27577711),
+        "image_mean": OF_CLIP[0],
+        "image_std": OF_CLIP[1],
         "max_duration": 300,
         "merge_size": 2,
         "patch_size": 14,
@@ -34,20 +36,28 @@ class GlmVideoProcessor(QwenVideoProcessor):
         "temporal_patch_size": 2,
     }
 
+    unread = ("num_frames",)
+    usual: ClassVar[Mapping[str, Any]] = {"fps": 2}
+    """Settings where neither a rate nor a number of frames is given."""
+
     def __init__(
         self, settings: Mapping[str, Any], config: Any, placeholder: Placeholder, tokenizer: Any = None
     ) -> None:
-        # The file's number of frames is not looked at, neither here nor by transformers.
-        super().__init__({**settings, "num_frames": None}, config, placeholder, tokenizer)
+        usual = {} if settings.get("num_frames") or settings.get("fps") else self.usual
+        super().__init__({**usual, **settings}, config, placeholder, tokenizer)
         image = config.image_token_id
         text = "" if tokenizer is None else tokenizer.convert_ids_to_tokens(image)
         self.placeholder = replace(placeholder, image_token=image, image_text=text)
         self._around = config.image_start_token_id, config.image_end_token_id
 
     def sampler(self, total: int, fps: float | None, sampling: Sampling, /) -> Indices:
-        if sampling.num_frames is not None:  # a request's
+        if sampling.num_frames is not None:
             return evenly(total, fps, sampling)
-        return self._frames(total, fps, sampling)
+        found, most = self._frames(total, fps, sampling), sampling.max_frames
+        if most is None or len(found) <= most:
+            return found
+        number = most // 2 * 2 or 1  # pairs
+        return found[np.arange(number) * len(found) // number]
 
     def _frames(self, total: int, fps: float | None, sampling: Sampling) -> Indices:
         return of_each_second(total, fps, sampling, longest=self.settings["max_duration"])
@@ -63,7 +73,7 @@ class GlmVideoProcessor(QwenVideoProcessor):
         begin, stop = self.tokenizer.convert_ids_to_tokens([start, end])
         text, ids = "", list[int]()
         for group in self.groups(clip):
-            said = self.said(clip.indices[group.first] / (clip.fps or USUAL_FPS))
+            said = self.said(clip.indices[group.first] / (clip.fps or UNKNOWN_FPS))
             text += f"{begin}{self.placeholder.image_text * group.tokens}{stop}{said}"
             of_time = self.tokenizer.encode(said, add_special_tokens=False)
             ids += [start, *[self.placeholder.image_token] * group.tokens, end, *of_time]
@@ -73,7 +83,28 @@ class GlmVideoProcessor(QwenVideoProcessor):
 class Glm46VideoProcessor(GlmVideoProcessor):
     """GLM-4.6V: times have a tenth, and a longer video is shown fewer frames a second."""
 
+    unread = ("num_frames", "fps")
+    usual: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(
+        self, settings: Mapping[str, Any], config: Any, placeholder: Placeholder, tokenizer: Any = None
+    ) -> None:
+        super().__init__(settings, config, placeholder, tokenizer)
+        self._check(self.sampling)
+
+    def of_files(self, sampling: Sampling) -> Sampling:
+        return sampling
+
+    @staticmethod
+    def _check(sampling: Sampling) -> None:
+        if sampling.fps is not None:
+            raise ValueError(
+                f"fps={sampling.fps}: how many frames of a second the model is shown depends on the video's length; "
+                "num_frames says how many of all"
+            )
+
     def _frames(self, total: int, fps: float | None, sampling: Sampling) -> Indices:
+        self._check(sampling)
         return sparser_when_long(total, fps, sampling, patch=self._pictures.settings.temporal)
 
     def said(self, seconds: float) -> str:

@@ -16,14 +16,23 @@ import numpy as np
 from jaxtyping import Int32
 
 from jpaged.images.clips import Clip
-from jpaged.images.frames import UNKNOWN_FPS, Indices, Sampling, clock, minutes, size_of_longest, without_ends
+from jpaged.images.frames import (
+    LARGEST_SIDE,
+    UNKNOWN_FPS,
+    Indices,
+    Sampling,
+    clock,
+    evenly,
+    minutes,
+    size_of_longest,
+    without_ends,
+)
 from jpaged.images.pixels import Picture
 from jpaged.images.processors import PreparedImage
 from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.tiles import TilePatches, TileProcessor
 from jpaged.images.videos import FrameGroup, VideoProcessor, resized
 
-_LARGEST_SIDE = 4096
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _WORDS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -133,13 +142,19 @@ class Idefics3ImageProcessor(TileProcessor):
                 "mm_processor_kwargs has do_image_splitting=True, which makes more tiles of a picture than the engine "
                 "does: a request may turn it off, not on"
             )
-        return super().with_settings(settings, of_request=of_request)
+        made = super().with_settings(settings, of_request=of_request)
+        if of_request and made._splits and made._tile < self._tile:
+            raise ValueError(
+                f"mm_processor_kwargs has max_image_size={settings['max_image_size']!r}, which makes more tiles of a "
+                f"picture: a request leaves it at longest_edge={self._tile}, or has do_image_splitting=False too"
+            )
+        return made
 
     def grid(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the rows and columns of tiles of a picture of (height, width) pixels, besides the whole one."""
         if not self._splits:
             return 0, 0
-        height, width = _within(*_of_longest(*size, self._longest))
+        height, width = _within(*size_of_longest(size, self._longest, self._longest))
         tile, ratio = self._tile, width / height
         if width >= height:
             width = math.ceil(width / tile) * tile
@@ -169,23 +184,13 @@ class Idefics3ImageProcessor(TileProcessor):
         return [PreparedImage(self._patches.arrays(tile[None]), self._marks.each) for tile in tiles]
 
 
-def _of_longest(height: int, width: int, longest: int) -> tuple[int, int]:
-    """Return sides of the same shape, the longer one of so many pixels and the other one even."""
-    ratio = width / height
-    if width >= height:
-        rows = int(longest / ratio)
-        return max(rows + rows % 2, 1), longest
-    columns = int(longest * ratio)
-    return longest, max(columns + columns % 2, 1)
-
-
 def _within(height: int, width: int) -> tuple[int, int]:
     """Return sides of the same shape, none above 4,096 pixels."""
     ratio = width / height
-    if width >= height and width > _LARGEST_SIDE:
-        return max(int(_LARGEST_SIDE / ratio), 1), _LARGEST_SIDE
-    if height > width and height > _LARGEST_SIDE:
-        return _LARGEST_SIDE, max(int(_LARGEST_SIDE * ratio), 1)
+    if width >= height and width > LARGEST_SIDE:
+        return max(int(LARGEST_SIDE / ratio), 1), LARGEST_SIDE
+    if height > width and height > LARGEST_SIDE:
+        return LARGEST_SIDE, max(int(LARGEST_SIDE * ratio), 1)
     return height, width
 
 
@@ -223,12 +228,10 @@ class SmolVLMVideoProcessor(VideoProcessor):
         self._marks = _Marks(config, tokenizer, each)
 
     def sampler(self, total: int, fps: float | None, sampling: Sampling) -> Indices:
-        """See `without_ends`; what a request does not say is the checkpoint's."""
-        return without_ends(
-            total,
-            fps,
-            replace(sampling, fps=sampling.fps or self._rate, num_frames=sampling.num_frames or self._most),
-        )
+        """See `without_ends`; a request's number of frames is taken evenly."""
+        if sampling.num_frames is not None:
+            return evenly(total, fps, sampling)
+        return without_ends(total, fps, replace(sampling, fps=sampling.fps or self._rate, num_frames=self._most))
 
     def of_files(self, sampling: Sampling) -> Sampling:
         return sampling

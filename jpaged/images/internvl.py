@@ -19,8 +19,8 @@ from jaxtyping import UInt8
 
 from jpaged.images.clips import Clip
 from jpaged.images.frames import Sampler, middles
-from jpaged.images.pixels import Picture
-from jpaged.images.pixtral import patches_of, resized
+from jpaged.images.pixels import Picture, resized
+from jpaged.images.pixtral import patches_of
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.qwen import OF_CLIP, affine, places_of, processor_fields
@@ -32,8 +32,8 @@ _SCALING: Mapping[str, Any] = {
     "do_normalize": True,
     "do_rescale": True,
     "do_resize": True,
-    "image_mean": (0.48145466, 0.4578275, 0.40821073),
-    "image_std": (0.26862954, 0.26130258, 0.27577711),
+    "image_mean": OF_CLIP[0],
+    "image_std": OF_CLIP[1],
     "resample": _BICUBIC,
     "rescale_factor": 1 / 255,
     "size": {"height": 384, "width": 384},
@@ -128,6 +128,8 @@ class TileSettings:
             _BICUBIC if fields["resample"] is None else int(fields["resample"]),
             *affine(fields, vision.num_channels, *OF_CLIP),
         )
+        if not 0 < found.least <= found.most:
+            raise ValueError(f"min_patches={found.least} must be above 0, and at most max_patches={found.most}")
         if tokens is not None and tokens != found.tokens:
             raise ValueError(f"image_seq_length={tokens}, and a tile of {tile} pixels a side has {found.tokens} tokens")
         return found
@@ -274,6 +276,10 @@ class InternVLVideoProcessor(VideoProcessor):
             )
         self._around = around
         self._tiles = TileSettings.of({**self.settings, "crop_to_patches": False}, config)
+
+    @property
+    def most_features(self) -> int | None:
+        return self._tiles.tokens + 1
 
     def expansion(self, clip: Clip) -> Expansion:
         assert self.tokenizer is not None, "what stands around a picture is known"

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
+from jpaged.images.frames import MOST_OBLONG
 from jpaged.images.internvl import grid_of, tiles_of
-from jpaged.images.pixels import Picture
-from jpaged.images.pixtral import patches_of, resized
+from jpaged.images.pixels import Picture, resized
+from jpaged.images.pixtral import patches_of
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.qwen import OF_CLIP, affine, places_of, processor_fields
@@ -124,7 +125,11 @@ class Lfm2Settings:
         return self.patch * self.merge
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width of a picture that is not cut, or of the small one of a large one."""
+        """Return the height and width of a picture that is not cut, or of the small one of a large one.
+
+        Raises:
+            ValueError: it is so oblong that it has more than `most_whole` tokens.
+        """
         square = self.square
         least, most = (tokens * square**2 for tokens in (self.least, self.most))
         rows, columns = (max(1, round(side / square)) * square for side in (height, width))
@@ -134,7 +139,18 @@ class Lfm2Settings:
         elif rows * columns < least:
             grow = math.sqrt(least / (height * width))
             rows, columns = (math.ceil(side * grow / square) * square for side in (height, width))
+        if (tokens := rows * columns // square**2) > self.most_whole:
+            raise ValueError(
+                f"{width} x {height} pixels are too oblong: they make {tokens} tokens, the limit is {self.most_whole}"
+            )
         return rows, columns
+
+    @property
+    def most_whole(self) -> int:
+        """Return the most tokens of a picture that is not cut. A very narrow one has more than `most`, as its short
+        side is at least one token; more than twice as many are refused."""
+        narrow = math.sqrt(self.least * MOST_OBLONG) + math.sqrt(self.least / MOST_OBLONG)
+        return max(2 * self.most, int(self.least + narrow + 1))
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Return the (columns, rows) of tiles of a picture; (1, 1) = it is not cut."""
@@ -155,10 +171,10 @@ class Lfm2Settings:
     def cut(self, pixels: UInt8[np.ndarray, "height width 3"]) -> list[UInt8[np.ndarray, "rows columns 3"]]:
         """Return the parts of a picture."""
         (height, width), (columns, rows) = pixels.shape[:2], self.grid(*pixels.shape[:2])
-        whole = [resized(pixels, self.resized(height, width), self.resample)]
-        if columns * rows == 1:
-            return whole
-        return [*tiles_of(pixels, self.tile, columns, rows, self.resample), *(whole if self.whole else [])]
+        whole = []
+        if self.whole or columns * rows == 1:
+            whole = [resized(pixels, self.resized(height, width), self.resample)]
+        return [*(tiles_of(pixels, self.tile, columns, rows, self.resample) if columns * rows > 1 else []), *whole]
 
 
 @dataclass(frozen=True)
@@ -233,6 +249,12 @@ class Lfm2ImageProcessor(ImageProcessor):
             return type(self)(found, self._config, self.placeholder, self._marks, self._tokenizer)
         except ValueError as error:
             raise ValueError(f"mm_processor_kwargs={dict(settings)!r}: {error}") from error
+
+    @property
+    def most_features(self) -> int | None:
+        settings = self.settings
+        tiles = settings.many * (settings.tile // settings.square) ** 2 if settings.many > 1 else 0
+        return max(tiles + settings.most_whole * bool(settings.whole), settings.most_whole)
 
     def _counts(self, size: tuple[int, int]) -> list[int]:
         square = self.settings.square

@@ -17,11 +17,10 @@ import numpy as np
 from jaxtyping import UInt8
 
 from jpaged.images.internvl import prepared_tiles
-from jpaged.images.pixels import Picture
-from jpaged.images.pixtral import resized
+from jpaged.images.pixels import Picture, resized
 from jpaged.images.processors import ImageProcessor, PreparedImage, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen import processor_fields
+from jpaged.images.qwen import affine, processor_fields
 from jpaged.processor_settings import replaced
 
 _BILINEAR = 2
@@ -83,14 +82,15 @@ class Llama4Settings:
             raise ValueError(
                 f"the image processor's size={dict(size)} is not image_size={vision.image_size} of the tower"
             )
+        if (tiles := int(fields["max_patches"])) < 1:
+            raise ValueError(f"max_patches={tiles} must be above 0: a picture is at least one tile")
         mean, std, channels = tuple(fields["image_mean"]), tuple(fields["image_std"]), vision.num_channels
-        if not len(mean) == len(std) == channels:
-            raise ValueError(f"image_mean={mean!r} and image_std={std!r} must have {channels} numbers each")
+        affine(fields, channels, mean, std)  # for its checks: the tower scales in bfloat16, step by step
         return cls(
             vision.image_size,
             vision.patch_size,
             round(1 / vision.pixel_shuffle_ratio),
-            int(fields["max_patches"]),
+            tiles,
             bool(fields["resize_to_max_canvas"]),
             _BILINEAR if fields["resample"] is None else int(fields["resample"]),
             float(fields["rescale_factor"]),
@@ -182,6 +182,11 @@ class Llama4ImageProcessor(ImageProcessor):
         if not settings:
             return self
         found = replaced(self._fields, settings, of_request=of_request)
+        if of_request and found["resize_to_max_canvas"] and not self.settings.grows:
+            raise ValueError(
+                "mm_processor_kwargs has resize_to_max_canvas=True, which makes more tiles of a small picture: an "
+                "engine may have it, a request may not"
+            )
         try:
             return type(self)(found, self._config, self._marks)
         except ValueError as error:

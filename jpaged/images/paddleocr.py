@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+from jpaged.images.frames import check_oblong
 from jpaged.images.qwen import PatchSettings, QwenImageProcessor
 
 
@@ -15,11 +16,13 @@ class PaddleOCRPatches(PatchSettings):
     default_temporal: ClassVar[int] = 1
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
+        given = height, width
         if self.resizes:  # a side below a square becomes one, before the shape is looked at
             if height < self.square:
                 height, width = self.square, round(width * self.square / height)
             if width < self.square:
                 height, width = round(height * self.square / width), self.square
+            check_oblong((height, width), given)
         return super().resized(height, width)
 
 

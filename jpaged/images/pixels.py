@@ -157,3 +157,12 @@ def pillow(module: str = "Image") -> ModuleType:
         raise ImportError(
             'images need Pillow, which is not installed: pip install ".[images]" in a clone of jpaged'
         ) from error
+
+
+def resized(
+    pixels: UInt8[np.ndarray, "height width 3"], size: tuple[int, int], resample: int
+) -> UInt8[np.ndarray, "rows columns 3"]:
+    """Return a picture in the (height, width) `size`, by a filter of Pillow's."""
+    if pixels.shape[:2] == size:
+        return pixels
+    return np.asarray(pillow().fromarray(pixels).resize((size[1], size[0]), resample=resample))

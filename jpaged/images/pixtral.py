@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from jpaged.images.pixels import Picture, pillow
+from jpaged.images.pixels import Picture, resized
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.qwen import OF_CLIP, affine, places_of, processor_fields
@@ -26,8 +26,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "do_normalize": True,
     "do_rescale": True,
     "do_resize": True,
-    "image_mean": (0.48145466, 0.4578275, 0.40821073),
-    "image_std": (0.26862954, 0.26130258, 0.27577711),
+    "image_mean": OF_CLIP[0],
+    "image_std": OF_CLIP[1],
     "resample": _BICUBIC,
     "rescale_factor": 1 / 255,
     "size": {"longest_edge": 1024},
@@ -53,8 +53,8 @@ class RowEnds:
         Raises:
             ValueError: there is no tokenizer, or it does not know them.
         """
-        texts = fields.get("image_break_token", "[IMG_BREAK]"), fields.get("image_end_token", "[IMG_END]")
-        row, last = (token_named(tokenizer, "a row's end", text) for text in texts)
+        usual = {"image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
+        row, last = (token_named(tokenizer, name, fields.get(name, text)) for name, text in usual.items())
         return cls(row, last)
 
     def expansion(self, placeholder: Placeholder, rows: int, columns: int) -> Expansion:
@@ -216,15 +216,6 @@ class PixtralImageProcessor(ImageProcessor):
         }
         rows, columns = self._squares(picture.size)
         return PreparedImage(arrays, rows * columns, self.of_rows(rows, columns)[1])
-
-
-def resized(
-    pixels: UInt8[np.ndarray, "height width 3"], size: tuple[int, int], resample: int
-) -> UInt8[np.ndarray, "rows columns 3"]:
-    """Return a picture in the (height, width) `size`, by a filter of Pillow's."""
-    if pixels.shape[:2] == size:
-        return pixels
-    return np.asarray(pillow().fromarray(pixels).resize((size[1], size[0]), resample=resample))
 
 
 def patches_of(

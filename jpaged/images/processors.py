@@ -1,15 +1,16 @@
 """Makes the arrays that a model's vision encoder takes.
 
-A family that resizes pictures to one size or to tiles has transformers' own image processor on Pillow and NumPy ("PIL
-backend"), so that no torch is needed. A family whose tower takes packed rows names its processor itself
-(`jpaged.model_api.PacksImages`). A checkpoint's folder says the settings; what the model's config says of the same is
-compared with them.
+A family that resizes pictures to one size or to tiles (`jpaged.images.tiles`) has transformers' own image processor on
+Pillow and NumPy ("PIL backend"), so that no torch is needed. A family whose tower takes packed rows names its processor
+itself (`jpaged.model_api.PacksImages`). A checkpoint's folder says the settings; what the model's config says of the
+same is compared with them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import pkgutil
 from abc import ABC, abstractmethod
@@ -112,6 +113,11 @@ class ImageProcessor(ABC):
             ValueError: see `tokens`.
         """
         return expansion(self.placeholder, self.tokens(size, alone=alone))
+
+    def pixels_between(self, size: tuple[int, int]) -> int:
+        """Return the pixels of the largest picture that one of (height, width) pixels becomes before it is resized,
+        where a narrow shape makes far more than its own; see `ImageSources.max_pixels`."""
+        return math.prod(size)
 
     def parts(self, size: tuple[int, int], *, alone: bool) -> int:
         """Return how many items of a prompt an image of (height, width) pixels is, each of as many tokens."""

@@ -93,42 +93,6 @@ def fill_text(text: str, placeholder: Placeholder, expansions: Sequence[Expansio
     return "".join(piece + image for piece, image in zip(pieces, texts, strict=True))
 
 
-def expand_ids(ids: Sequence[int], placeholder: Placeholder, counts: Sequence[int]) -> tuple[list[int], list[Span]]:
-    """Return the prompt with its placeholders replaced, in order, and the span of each image's own tokens.
-
-    Tokens at the edges are not joined with their neighbours, as a tokenizer might have done (Gemma's with newlines):
-    where there is text, use `expand_text`.
-
-    Args:
-        counts: how many tokens each image takes.
-
-    Raises:
-        ValueError: the prompt has more or fewer placeholders than there are images.
-    """
-    _check_count(list(ids).count(placeholder.token), len(counts), placeholder)
-    expanded: list[int] = []
-    spans: list[Span] = []
-    coming = iter(counts)
-    for token in ids:
-        if token != placeholder.token:
-            expanded.append(token)
-            continue
-        expanded += placeholder.before
-        spans.append((len(expanded), next(coming)))
-        expanded += [placeholder.image_token] * spans[-1][1]
-        expanded += placeholder.after
-    return expanded, spans
-
-
-def expand_text(text: str, placeholder: Placeholder, counts: Sequence[int]) -> str:
-    """Return the text with its placeholders replaced, in order; see `expand_ids`, and `find_spans` for what follows.
-
-    Raises:
-        ValueError: the text has more or fewer placeholders than there are images.
-    """
-    return fill_text(text, placeholder, [expansion(placeholder, count) for count in counts])
-
-
 def own_tokens(placeholder: Placeholder, expanded: Expansion) -> Item:
     """Return what an image's own tokens are, from the first that takes a feature to the last."""
     ids, token = expanded.ids, placeholder.image_token

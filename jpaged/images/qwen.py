@@ -16,14 +16,13 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Int16, Int32, UInt8
 
+from jpaged.images.frames import MOST_OBLONG, check_oblong
 from jpaged.images.given import GivenLayout, Grid
-from jpaged.images.pixels import Picture, pillow
+from jpaged.images.pixels import Picture, resized
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, settings_of
 from jpaged.images.prompts import Placeholder
 from jpaged.processor_settings import replaced
 
-MOST_OBLONG = 200
-"""A picture's longer side is at most so many times its shorter one, as in transformers."""
 _BICUBIC = 3
 _MOST_VALUE = 1e6
 """Scaled pixels stay below this."""
@@ -70,12 +69,17 @@ def affine(
     """
     factor = fields.get("rescale_factor", 1 / 255) if fields.get("do_rescale", True) else 1.0
     if fields.get("do_normalize", normalises):
-        mean, std = fields.get("image_mean") or mean, fields.get("image_std") or std
+        mean, std = (
+            usual if fields.get(name) is None else fields[name]
+            for name, usual in (("image_mean", mean), ("image_std", std))
+        )
     else:
         mean, std = (0.0,) * channels, (1.0,) * channels
     if not len(mean) == len(std) == channels:
         raise ValueError(f"image_mean={mean!r} and image_std={std!r} must have {channels} numbers each")
-    if not all(abs(255 * factor / by) + abs(each / by) < _MOST_VALUE for each, by in zip(mean, std, strict=True)):
+    if not all(
+        by and abs(255 * factor / by) + abs(each / by) < _MOST_VALUE for each, by in zip(mean, std, strict=True)
+    ):
         raise ValueError(f"image_mean={mean!r}, image_std={std!r} and rescale_factor={factor!r} make too large pixels")
     return tuple(factor / each for each in std), tuple(-each / by for each, by in zip(mean, std, strict=True))
 
@@ -166,10 +170,7 @@ class PatchSettings:
             if height % square or width % square:
                 raise ValueError(f"{width} x {height} pixels are no multiples of {square}, and do_resize=False")
             return height, width
-        if max(height, width) > MOST_OBLONG * min(height, width):
-            raise ValueError(
-                f"{width} x {height} pixels: the longer side may be at most {MOST_OBLONG} times the shorter one"
-            )
+        check_oblong((height, width), (height, width))
         rows, columns = round(height / square), round(width / square)
         if rows * columns * square**2 > self.most:
             shrink = math.sqrt(height * width / self.most)
@@ -247,11 +248,7 @@ class QwenImageProcessor(ImageProcessor):
 
     def resize(self, pixels: UInt8[np.ndarray, "height width 3"]) -> UInt8[np.ndarray, "rows columns 3"]:
         """Return a picture in the size that the tower takes."""
-        height, width = self.settings.resized(*pixels.shape[:2])
-        if (height, width) == pixels.shape[:2]:
-            return pixels
-        image = pillow().fromarray(pixels).resize((width, height), resample=self.settings.resample)
-        return np.asarray(image)
+        return resized(pixels, self.settings.resized(*pixels.shape[:2]), self.settings.resample)
 
     def prepare_frames(self, frames: UInt8[np.ndarray, "frames height width 3"]) -> PreparedImage:
         """Return the arrays of frames that were resized; the last one is repeated to fill a patch."""

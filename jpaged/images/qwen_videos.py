@@ -15,15 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jpaged.images.clips import Clip
-from jpaged.images.frames import Sampler, ends_included, evenly_in_patches, size_within, times_of_patches
-from jpaged.images.pixels import pillow
+from jpaged.images.frames import UNKNOWN_FPS, Sampler, ends_included, evenly_in_patches, size_within, times_of_patches
+from jpaged.images.pixels import resized
 from jpaged.images.processors import PreparedImage
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen import QwenImageProcessor
+from jpaged.images.qwen import OF_CLIP, QwenImageProcessor
 from jpaged.images.videos import FrameGroup, VideoProcessor
-
-USUAL_FPS = 24.0
-"""Frames in a second of a video that does not say it, as transformers has it."""
 
 
 class QwenVideoProcessor(VideoProcessor):
@@ -63,17 +60,8 @@ class QwenVideoProcessor(VideoProcessor):
 
     def prepare(self, clip: Clip, group: FrameGroup) -> PreparedImage:
         assert group.size is not None
-        frames, image_module = clip.frames[group.first : group.last], pillow()
-        if clip.size != group.size:
-            height, width = group.size
-            resample = self._pictures.settings.resample
-            frames = np.stack(
-                [
-                    np.asarray(image_module.fromarray(frame).resize((width, height), resample=resample))
-                    for frame in frames
-                ]
-            )
-        return self._pictures.prepare_frames(frames)
+        frames, resample = clip.frames[group.first : group.last], self._pictures.settings.resample
+        return self._pictures.prepare_frames(np.stack([resized(frame, group.size, resample) for frame in frames]))
 
 
 class Qwen2VideoProcessor(QwenVideoProcessor):
@@ -87,8 +75,8 @@ class Qwen2VideoProcessor(QwenVideoProcessor):
         "do_rescale": True,
         "do_resize": True,
         "do_sample_frames": False,
-        "image_mean": (0.48145466, 0.4578275, 0.40821073),
-        "image_std": (0.26862954, 0.26130258, 0.27577711),
+        "image_mean": OF_CLIP[0],
+        "image_std": OF_CLIP[1],
         "max_frames": 768,
         "max_video_tokens": 128000,
         "merge_size": 2,
@@ -143,7 +131,7 @@ class Qwen2VideoProcessor(QwenVideoProcessor):
         number = group.first // temporal
         if self._per_second is None:
             return number
-        rate = USUAL_FPS if clip.fps is None else len(clip.indices) / clip.total * clip.fps
+        rate = UNKNOWN_FPS if clip.fps is None else len(clip.indices) / clip.total * clip.fps
         apart = np.float32(self._per_second) * np.float32(temporal / rate)
         return int(np.float32(number) * apart)
 

@@ -6,6 +6,7 @@ the tower scales them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,9 +15,11 @@ import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
 from jpaged.images import anyres
+from jpaged.images.frames import check_oblong
 from jpaged.images.pixels import Picture
 from jpaged.images.processors import PreparedImage, TransformersImageProcessor
 from jpaged.images.prompts import Placeholder
+from jpaged.images.qwen import OF_CLIP, affine
 
 _CLIP = "clip_vision_model"
 
@@ -46,12 +49,10 @@ class TilePatches:
         self.has_class_token: bool = getattr(vision, "model_type", "") == _CLIP
         self._merge, self._along = merge, along
         channels = getattr(vision, "num_channels", 3)
-        factor = settings["rescale_factor"] if settings["do_rescale"] else 1.0
-        normal = settings["do_normalize"]
-        mean = settings["image_mean"] if normal else [0.0] * channels
-        std = settings["image_std"] if normal else [1.0] * channels
-        mean, std = (np.broadcast_to(np.asarray(each, np.float64), channels) for each in (mean, std))
-        self._scale, self._shift = (factor / std).astype(np.float32), (-mean / std).astype(np.float32)
+        given = {name: settings.get(name) for name in ("image_mean", "image_std")}
+        lists = {name: [each] * channels for name, each in given.items() if isinstance(each, int | float)}
+        scale, shift = affine({**settings, **lists}, channels, *OF_CLIP)
+        self._scale, self._shift = np.array(scale, np.float32), np.array(shift, np.float32)
 
     @property
     def per_tile(self) -> int:
@@ -186,6 +187,8 @@ class LlavaImageProcessor(TileProcessor):
         if strategy not in ("default", "full"):
             raise ValueError(f"vision_feature_select_strategy={strategy!r} is not 'default' or 'full'")
         self._first = int(strategy == "default")
+        self._pads = bool(getattr(processor, "do_pad", False))
+        self._enlarges = not self._pads and bool(dict(processor.size).get("shortest_edge"))
 
     def _check_size(self, processor: Any) -> None:
         size = dict(processor.crop_size or {}) if processor.do_center_crop else dict(processor.size)
@@ -196,7 +199,12 @@ class LlavaImageProcessor(TileProcessor):
         return {"vision_feature_select_strategy": config.vision_feature_select_strategy}
 
     def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
+        if self._enlarges:
+            check_oblong(size, size)
         return self._patches.per_tile - self._first
+
+    def pixels_between(self, size: tuple[int, int]) -> int:
+        return max(size) ** 2 if self._pads else super().pixels_between(size)
 
     def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
         takes = np.arange(self._first, self._patches.per_tile, dtype=np.int32)[:, None]
@@ -225,6 +233,9 @@ class LlavaNextImageProcessor(LlavaImageProcessor):
 
     def tokens(self, size: tuple[int, int], *, alone: bool) -> int:
         return anyres.token_count(size, self._shape, alone=True)
+
+    def pixels_between(self, size: tuple[int, int]) -> int:
+        return math.prod(size)
 
     def prepare(self, picture: Picture, *, alone: bool) -> PreparedImage:
         rows, weights = anyres.packing(picture.size, self._shape, alone=True)  # a map in its own size: no mixtures

@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import UInt8
 
-from jpaged.images import anyres
+from jpaged.images import anyres, pixels
 from jpaged.images.clips import Clip
 from jpaged.images.frames import SETTINGS, Sampler, Sampling, evenly
-from jpaged.images.pixels import pillow
 from jpaged.images.processors import PreparedImage, settings_of
 from jpaged.images.prompts import Expansion, Placeholder, expansion
+from jpaged.images.qwen import OF_CLIP
 from jpaged.images.tiles import TilePatches, taken
 
 _FILES = (
@@ -41,12 +41,7 @@ def resized(
     frames: UInt8[np.ndarray, "frames height width 3"], size: tuple[int, int], resample: int
 ) -> UInt8[np.ndarray, "frames 3 rows columns"]:
     """Return frames of (height, width) `size`, by the filter of this number of Pillow's."""
-    image_module = pillow()
-    if frames.shape[1:3] != size:
-        frames = np.stack(
-            [np.asarray(image_module.fromarray(each).resize((size[1], size[0]), resample)) for each in frames]
-        )
-    return frames.transpose(0, 3, 1, 2)
+    return np.stack([pixels.resized(each, size, resample) for each in frames]).transpose(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -78,6 +73,9 @@ class VideoProcessor(ABC):
 
     defaults: ClassVar[Mapping[str, Any]]
     """Settings that the checkpoint's file may lack."""
+
+    unread: ClassVar[tuple[str, ...]] = ()
+    """Settings of the checkpoint's file that are not looked at, as transformers' processor has it."""
 
     sampler: Sampler = staticmethod(evenly)
 
@@ -141,15 +139,15 @@ class VideoProcessor(ABC):
 class LlavaOnevisionVideoProcessor(VideoProcessor):
     """LLaVA-OneVision: each frame is a tile whose features are halved on both sides; a newline ends the video.
 
-    Arrays: those of a picture; see `jpaged.images.processors.LlavaOnevisionImageProcessor`.
+    Arrays: those of a picture; see `jpaged.images.tiles.LlavaOnevisionImageProcessor`.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {
         "do_normalize": True,
         "do_rescale": True,
         "do_resize": True,
-        "image_mean": (0.48145466, 0.4578275, 0.40821073),
-        "image_std": (0.26862954, 0.26130258, 0.27577711),
+        "image_mean": OF_CLIP[0],
+        "image_std": OF_CLIP[1],
         "resample": 3,
         "rescale_factor": 1 / 255,
         "size": {"height": 384, "width": 384},
@@ -228,8 +226,10 @@ def open_video_processor(
     of_file, given = _settings_in(Path(folder)), dict(settings or {})
     if isinstance(of_file.get("size"), Mapping) and isinstance(given.get("size"), Mapping):
         given["size"] = {**of_file["size"], **given["size"]}  # as of images
-    found = {**of_file, **given}
     kind: type[VideoProcessor] = pkgutil.resolve_name(_PROCESSORS[config.model_type])
+    number, rate = (given.get(name) is not None for name in ("num_frames", "fps"))
+    left = {*kind.unread, *(["fps"] if number else ()), *(["num_frames"] if rate else ())}
+    found = {**{name: value for name, value in of_file.items() if name not in left}, **given}
     return kind(found, config, kind.placeholder_in(config, tokenizer), tokenizer)
 
 

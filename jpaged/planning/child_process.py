@@ -23,6 +23,8 @@ from jpaged.loading.build_context import check_dtype, chosen_dtype
 from jpaged.loading.model_config import write_config
 from jpaged.loading.open_checkpoint import Described, describe_model
 from jpaged.loading.registry import place_of
+from jpaged.loading.source import Source
+from jpaged.loading.tokenizer import has_tokenizer, load_tokenizer
 from jpaged.planning.devices import Device
 from jpaged.planning.target_mesh import environment
 from jpaged.text.images import ImageInputs
@@ -147,10 +149,12 @@ class Question:
         name, folder = getattr(self.described.family, "image_processor", None), self.described.files
         if name is None or folder is None:
             return None
+        source = Source(str(folder), "safetensors", Path(folder))
         inputs = ImageInputs(
             None,
             folder=folder,
             config=self.described.config,
+            tokenizer=load_tokenizer(source) if has_tokenizer(source) else None,
             settings=self.config.mm_processor_kwargs,
             processor=name,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import threading
@@ -225,7 +226,8 @@ class ImageInputs:
             most = [self._processor().most_features]
             if takes_videos(self._config):
                 most.append(self._video_processor().most_features)
-        except (ValueError, ImportError):
+        except (ValueError, ImportError) as error:
+            logging.getLogger("jpaged.text").warning("the largest image is not known, so rows are for any: %s", error)
             return None
         return None if None in most else max(each for each in most if each is not None)
 
@@ -292,6 +294,7 @@ class ImageInputs:
             placeholder, expansions = kind.placeholder, kind.expansions
             there = ids.count(placeholder.image_token)
             alone = placeholder.token == placeholder.image_token and there == len(expansions)
+            alone = alone and not _are_in(ids, placeholder.image_token, expansions)
             # A video's own token, where frames are pictures, is none of those that take its place.
             apart = placeholder.token in ids and all(placeholder.token not in each.ids for each in expansions)
             if not there or alone or apart:
@@ -305,6 +308,9 @@ class ImageInputs:
             ValueError: see `_read`, `read_clips` and `GivenLayout.read`.
         """
         self._check_taken()
+        of_frames = split_settings(media.settings)[1]
+        if of_frames and not media.videos:
+            raise ValueError(f"mm_processor_kwargs has {next(iter(of_frames))!r}, which changes no image")
         found = [self._counted_images(media)] if media.images else []
         found += [self._counted_videos(media)] if media.videos else []
         for kind in found:
@@ -444,6 +450,12 @@ class ImageInputs:
             pictures = read_images(list(images), self._sources)
         except TypeError as error:
             raise ValueError(str(error)) from error
+        for number, picture in enumerate(pictures, 1):
+            if (made := processor.pixels_between(picture.size)) > self._sources.max_pixels:
+                raise ValueError(
+                    f"image {number} of {len(pictures)} has {picture.size[1]} x {picture.size[0]} pixels, of which the "
+                    f"model's image processor makes {made}; the limit is max_pixels={self._sources.max_pixels}"
+                )
         return pictures, [processor.expansion(picture.size, alone=len(pictures) == 1) for picture in pictures]
 
     def _placed(
@@ -528,6 +540,18 @@ def _places(text: str, placeholder: str) -> list[int]:
     return [found.start() for found in re.finditer(re.escape(placeholder), text)]
 
 
+def _are_in(ids: Sequence[int], token: int, expansions: Sequence[Expansion]) -> bool:
+    """Tell whether expansions that each have one token of `token` and others stand in a prompt already."""
+    places = [at for at, each in enumerate(ids) if each == token]
+    for at, expanded in zip(places, (each.ids for each in expansions), strict=True):
+        if len(expanded) == 1 or expanded.count(token) != 1:
+            return False
+        first = at - expanded.index(token)
+        if first < 0 or tuple(ids[first : first + len(expanded)]) != expanded:
+            return False
+    return bool(places)
+
+
 def _order(places: Sequence[Sequence[int]]) -> list[int]:
     """Return the kind of each placeholder of a prompt, in order, of the places of each kind's."""
     return [kind for _, kind in sorted((place, kind) for kind, own in enumerate(places) for place in own)]
@@ -553,10 +577,12 @@ def _spans_in(ids: Sequence[int], kinds: Sequence[_Counted], order: Sequence[int
     if len({kind.placeholder.image_token for kind in kinds}) == len(kinds):
         return [find_spans(ids, kind.placeholder, kind.items) for kind in kinds]
     first = kinds[0].placeholder
-    if len(order) != sum(len(kind.expansions) for kind in kinds):
+    there, wanted = [order.count(number) for number in range(len(kinds))], [len(kind.expansions) for kind in kinds]
+    if there != wanted:
         raise ValueError(
-            f"images and videos of a prompt have the same token, {first.image_text!r}: give each its placeholder, "
-            "which the tokens then replace"
+            f"images and videos of a prompt have the same token, {first.image_text!r}: its {wanted} "
+            f"{' and '.join(f'{kind.placeholder.modality}s' for kind in kinds)} must have a placeholder each, which "
+            f"their tokens then replace, and it has {there}; ids that have the tokens already are not taken with both"
         )
     left, counts = [list(kind.items) for kind in kinds], [iter(kind.each) for kind in kinds]
     owners = [number for number in order for _ in range(next(counts[number]))]

@@ -148,3 +148,10 @@ def test_frames_come_after_their_times_as_transformers_writes_them(indices, fps)
     inputs = {"num_soft_tokens_per_video": [tokens], "video_metadata": [known]}
     wanted = Gemma4Processor.replace_video_token(mine, inputs, 0)
     assert made.text == wanted == "".join(map(chr, made.ids))
+
+
+def test_pictures_and_frames_have_at_most_the_budget(tmp_path):
+    _, ours = both(tmp_path, {})
+    videos = Gemma4VideoProcessor({}, config_of({}), Placeholder(8, "<video>", 8, "<video>"))
+    assert (ours.most_features, videos.most_features) == (280, 70)
+    assert ours.with_settings({"do_resize": False}, of_request=False).most_features is None

@@ -17,6 +17,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import get_resiz
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
 from jpaged.images import ImageSources, open_image_processor, open_video_processor, read_clips, read_images
+from jpaged.images.frames import Sampling
 from jpaged.images.idefics3 import Idefics3ImageProcessor, fractions, in_words
 from jpaged.images.processors import placeholder_of
 
@@ -148,3 +149,22 @@ def test_a_video_says_how_many_frames_it_has_and_when(tmp_path):
     scaled = made["pixels"].reshape(4, 3, 36) * made["scale"][:, None] + made["shift"][:, None]
     np.testing.assert_allclose(scaled, wanted, atol=1e-5)
     assert made["tiles"].tolist() == [4]
+
+
+def test_a_request_with_smaller_tiles_which_are_more_is_refused(tmp_path):
+    _, ours, config = both(tmp_path, idefics3)
+    small = {"max_image_size": {"longest_edge": config.vision_config.patch_size * config.scale_factor}}
+    with pytest.raises(ValueError, match="makes more tiles of a picture: a request leaves it at longest_edge="):
+        ours.with_settings(small, of_request=True)
+    whole = ours.with_settings({**small, "do_image_splitting": False}, of_request=True)
+    assert whole.parts((60, 90), alone=True) == 1 and ours.with_settings(small, of_request=False)
+    with pytest.raises(ValueError, match="make too large pixels"):
+        ours.with_settings({"rescale_factor": 1e30}, of_request=True)
+
+
+def test_a_requests_number_of_frames_of_smolvlm_is_taken_whatever_the_rate(tmp_path):
+    _, config, processor = smolvlm()
+    processor.save_pretrained(tmp_path)
+    ours = open_video_processor(tmp_path, config, TOKENIZER, {"fps": 1})
+    assert len(ours.sampler(40, 10.0, Sampling(num_frames=8))) == 8
+    assert len(ours.sampler(40, 10.0, Sampling())) == 4

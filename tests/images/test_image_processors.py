@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tile_checkpoints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -14,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import (
     Gemma3ImageProcessorPil,
     Gemma3Processor,
+    LlavaImageProcessorPil,
     LlavaOnevisionImageProcessorPil,
     LlavaOnevisionProcessor,
     MllamaImageProcessorPil,
@@ -25,8 +27,9 @@ from jpaged.images import (
     ImageSources,
     Placeholder,
     anyres,
-    expand_ids,
-    expand_text,
+    expansion,
+    fill_ids,
+    fill_text,
     find_spans,
     open_image_processor,
     read_images,
@@ -146,7 +149,10 @@ def test_prompts_are_expanded_as_transformers_expands_them(family, count, tmp_pa
     expected = theirs(family)(images=[given_images], text=[text], add_special_tokens=False)["input_ids"][0]
     pictures = read_images(given_images, ImageSources())
     counts = [ours.tokens(picture.size, alone=count == 1) for picture in pictures]
-    ids = TOKENIZER.encode(expand_text(text, ours.placeholder, counts), add_special_tokens=False)
+    ids = TOKENIZER.encode(
+        fill_text(text, ours.placeholder, [expansion(ours.placeholder, count) for count in counts]),
+        add_special_tokens=False,
+    )
     assert ids == list(expected)
     spans = find_spans(ids, ours.placeholder, counts)
     assert [length for _, length in spans] == counts
@@ -156,10 +162,10 @@ def test_prompts_are_expanded_as_transformers_expands_them(family, count, tmp_pa
 def test_ids_are_expanded_with_the_same_tokens_but_for_joined_newlines(tmp_path):
     ours = opened("gemma3", tmp_path)
     text = f"ab{ours.placeholder.text}cd{ours.placeholder.text}"
-    ids, spans = expand_ids(TOKENIZER.encode(text, add_special_tokens=False), ours.placeholder, [4, 4])
-    expanded = expand_text(text, ours.placeholder, [4, 4])
-    assert ids == TOKENIZER.encode(expanded, add_special_tokens=False)
-    assert spans == find_spans(ids, ours.placeholder, [4, 4])
+    whole = [expansion(ours.placeholder, 4)] * 2
+    ids = fill_ids(TOKENIZER.encode(text, add_special_tokens=False), ours.placeholder, whole)
+    assert ids == TOKENIZER.encode(fill_text(text, ours.placeholder, whole), add_special_tokens=False)
+    assert [length for _, length in find_spans(ids, ours.placeholder, [4, 4])] == [4, 4]
 
 
 PLAIN = Placeholder(7, "<i>", 8, "<t>", before=(1,), after=(2, 3))
@@ -167,36 +173,39 @@ SAME = Placeholder(8, "<t>", 8, "<t>")
 
 
 @given(st.lists(st.integers(0, 9)), st.data(), st.sampled_from([PLAIN, SAME]))
-def test_expansion_keeps_all_other_tokens_and_says_where_the_images_are(ids, data, placeholder):
+def test_expansion_keeps_all_other_tokens(ids, data, placeholder):
     ids = [token for token in ids if placeholder is SAME or token != placeholder.image_token]
     images = ids.count(placeholder.token)
     counts = data.draw(st.lists(st.integers(0, 5), min_size=images, max_size=images))
-    expanded, spans = expand_ids(ids, placeholder, counts)
-    assert [length for _, length in spans] == counts
+    expanded = fill_ids(ids, placeholder, [expansion(placeholder, count) for count in counts])
     edges = len(placeholder.before) + len(placeholder.after)
     assert len(expanded) == len(ids) + sum(counts) + images * (edges - 1)
-    for start, length in reversed(spans):
-        assert set(expanded[start : start + length]) <= {placeholder.image_token}
-        assert tuple(expanded[start + length :][: len(placeholder.after)]) == placeholder.after
-        before = start - len(placeholder.before)
-        assert tuple(expanded[before:start]) == placeholder.before
-        expanded[before : start + length + len(placeholder.after)] = [placeholder.token]
-    assert expanded == ids
+    place, coming = 0, iter(counts)
+    for token in ids:
+        own = [token]
+        if token == placeholder.token:
+            own = [*placeholder.before, *[placeholder.image_token] * next(coming), *placeholder.after]
+        assert expanded[place : place + len(own)] == own
+        place += len(own)
 
 
 @given(st.lists(st.integers(0, 9)), st.data())
 def test_spans_are_found_again_in_an_expanded_prompt(ids, data):
     ids = [token for token in ids if token != PLAIN.image_token]
     counts = data.draw(st.lists(st.integers(1, 5), min_size=ids.count(7), max_size=ids.count(7)))
-    expanded, spans = expand_ids(ids, PLAIN, counts)
-    assert find_spans(expanded, PLAIN, counts) == spans
+    expanded = fill_ids(ids, PLAIN, [expansion(PLAIN, count) for count in counts])
+    spans = find_spans(expanded, PLAIN, counts)
+    assert [length for _, length in spans] == counts
+    for start, length in spans:
+        assert set(expanded[start : start + length]) == {PLAIN.image_token}
+        assert expanded[start - 1] == 1 and expanded[start + length : start + length + 2] == [2, 3]
 
 
 def test_prompts_that_do_not_fit_their_images_are_refused():
     with pytest.raises(ValueError, match="has 1 image placeholders, but 2 images"):
-        expand_ids([1, 7], PLAIN, [3, 3])
+        fill_ids([1, 7], PLAIN, [expansion(PLAIN, 3)] * 2)
     with pytest.raises(ValueError, match="has 2 image placeholders, but 1 images"):
-        expand_text("<i><i>", PLAIN, [3])
+        fill_text("<i><i>", PLAIN, [expansion(PLAIN, 3)])
     with pytest.raises(ValueError, match="has 2 tokens '<t>', but its 1 images take 3"):
         find_spans([8, 8], PLAIN, [3])
     with pytest.raises(ValueError, match="3 tokens of image 1 do not follow one another"):
@@ -288,3 +297,20 @@ def test_images_are_prepared_without_torch_and_jax(tmp_path):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "(16, 147)"
+
+
+def test_llava_refuses_shapes_that_are_enlarged_beyond_bounds(tmp_path):
+    _, config, _ = tile_checkpoints.FAMILIES["llava"]()
+    side = config.vision_config.image_size
+    square = {"height": side, "width": side}
+    for padded in (False, True):
+        kind = LlavaImageProcessorPil(size={"shortest_edge": side}, crop_size=square, do_pad=padded)
+        kind.save_pretrained(tmp_path)
+        ours = open_image_processor(
+            tmp_path, config, tile_checkpoints.TOKENIZER, "jpaged.images.tiles:LlavaImageProcessor"
+        )
+        assert ours.pixels_between((1, 1000)) == (10**6 if padded else 1000)
+        if not padded:
+            assert ours.tokens((1, 200), alone=True)
+            with pytest.raises(ValueError, match="1000 x 1 pixels: the longer side may be at most 200 times"):
+                ours.tokens((1, 1000), alone=True)

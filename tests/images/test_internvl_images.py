@@ -116,3 +116,12 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
         ours.with_settings({"max_patches": 13}, of_request=True)
     with pytest.raises(ValueError, match="no square whose side is a multiple of 8"):
         ours.with_settings({"size": {"height": 20, "width": 24}}, of_request=True)
+
+
+def test_bounds_on_tiles_that_contradict_each_other_are_refused(tmp_path):
+    _, ours = both(tmp_path, {})
+    for wrong in ({"min_patches": 0}, {"min_patches": -3}, {"max_patches": 0}, {"min_patches": 13}):
+        with pytest.raises(ValueError, match="must be above 0, and at most max_patches="):
+            ours.with_settings(wrong, of_request=False)
+    videos = InternVLVideoProcessor({"size": {"height": TILE, "width": TILE}}, config_of(), ours.placeholder, TOKENIZER)
+    assert videos.most_features == 10

@@ -241,3 +241,9 @@ def test_places_of_videos_and_of_text_after_them_are_those_of_transformers(video
     kinds = torch.tensor([kinds])
     places, _ = kind.get_rope_index(theirs, kinds, kinds, video_grid_thw=torch.tensor(grids), **more)
     assert AxisPositions(items).of(0, kinds.shape[1]).T.tolist() == places[:, 0].tolist()
+
+
+def test_errors_of_paddleocr_name_the_size_of_the_picture():
+    settings = PaddleOCRImageProcessor.patches(14, 1, 2, 147456, 2359296, 3, True, (1.0,) * 3, (0.0,) * 3)
+    with pytest.raises(ValueError, match=r"^201 x 1 pixels: the longer side may be at most 200 times"):
+        settings.resized(1, 201)

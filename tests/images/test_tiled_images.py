@@ -100,3 +100,28 @@ def test_settings_of_llama_4_that_do_not_fit_are_refused():
         ours.with_settings({"size": {"height": 28, "width": 28}}, of_request=True)
     with pytest.raises(ValueError, match="do_normalize=False is not supported"):
         llama4(do_normalize=False)
+    with pytest.raises(ValueError, match="max_patches=0 must be above 0"):
+        ours.with_settings({"max_patches": 0}, of_request=False)
+
+
+@pytest.mark.parametrize("changes", [{}, {"do_image_splitting": False}, {"min_image_tokens": 256}])
+def test_no_picture_of_lfm2_has_more_features_than_it_says(changes):
+    ours = lfm2(**changes)
+    sizes = [(high, wide) for high in (1, 16, 33, 500, 3000) for wide in (1, 40, 700, 3000, 20000)]
+    found = []
+    for size in sizes:
+        try:
+            found.append(ours.tokens(size, alone=True))
+        except ValueError as error:
+            assert "too oblong" in str(error) and max(size) > 200 * min(size)
+    assert len(found) > 20 and max(found) <= ours.most_features
+    with pytest.raises(ValueError, match="20000 x 1 pixels are too oblong"):
+        ours.tokens((1, 20000), alone=True)
+
+
+def test_a_request_makes_no_more_tiles_of_llama_4():
+    with pytest.raises(ValueError, match="resize_to_max_canvas=True, which makes more tiles"):
+        llama4().with_settings({"resize_to_max_canvas": True}, of_request=True)
+    assert llama4().with_settings({"resize_to_max_canvas": True}, of_request=False).settings.grows
+    with pytest.raises(ValueError, match=r"rescale_factor=1e.38 make too large pixels"):
+        llama4().with_settings({"rescale_factor": 1e38}, of_request=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
+import pixtral_checkpoints
 import pytest
+import qwen_vl_checkpoints
 
 from jpaged.execution.device_memory import GPU_SHARE, VARIABLES
 from jpaged.planning import DEVICES, find_device
-from jpaged.planning.child_process import compiler_python
+from jpaged.planning.child_process import Question, compiler_python
 from jpaged.planning.target_mesh import environment, gpu_target
 
 ACCELERATORS = [device for device in DEVICES.values() if device.chip.kind != "cpu"]
@@ -80,3 +83,14 @@ def test_a_compiler_is_looked_for_here_then_in_the_environments(tmp_path, monkey
     assert compiler_python("cuda", tmp_path / "tpu") == python
     with pytest.raises(ValueError, match=r"compiler_env=.*nothing' is no virtual environment"):
         compiler_python("tpu", tmp_path / "nothing")
+
+
+def test_rows_of_a_plan_are_sized_by_the_largest_picture_whose_marks_the_folders_tokenizer_knows(tmp_path):
+    _, config = qwen_vl_checkpoints.FAMILIES["mistral3"]()
+    processor, words = pixtral_checkpoints.files("mistral3", tmp_path)
+    processor.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    family = SimpleNamespace(image_processor="jpaged.images.pixtral:PixtralImageProcessor")
+    described = SimpleNamespace(family=family, files=tmp_path, config=config)
+    asked = SimpleNamespace(described=described, config=SimpleNamespace(mm_processor_kwargs=None))
+    assert Question._most_features(asked) == 1600

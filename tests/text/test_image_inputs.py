@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
+import pixtral_checkpoints
 import pytest
+import qwen_vl_checkpoints
 from PIL import Image
 from tile_pixels import pixels_of
 from transformers import Gemma3ImageProcessorPil
@@ -14,8 +18,9 @@ from vision_checkpoints import BEGIN, END, IMAGE, IMAGE_TOKENS, SIZE, TOKENIZER,
 
 import jpaged.text.images as images_module
 from jpaged import ImageSources, SamplingParams
+from jpaged.images import GivenLayout, open_video_processor
 from jpaged.text.chat_template import ChatOptions
-from jpaged.text.images import ImageInputs
+from jpaged.text.images import ImageInputs, Media
 from jpaged.text.input_processor import InputProcessor
 from jpaged.text.marked_prefixes import MarkedPrefix
 from jpaged.text.prompt import Conversation, chat_prompt
@@ -236,3 +241,62 @@ def test_pixels_are_those_that_transformers_makes(inputs):
     (image,) = process(inputs, with_image(picture(0))).asks.get("images", ())
     theirs = Gemma3ImageProcessorPil(size=SIZE)([[picture(0)]], return_tensors="np")["pixel_values"][0]
     np.testing.assert_allclose(pixels_of(image.arrays, 7)[0], theirs, atol=1e-6)
+
+
+def inputs_of_marks(name, folder):
+    _, config = qwen_vl_checkpoints.FAMILIES[name]()
+    if name in pixtral_checkpoints.FAMILIES:
+        processor, words = pixtral_checkpoints.files(name, folder)
+    else:
+        processor, words = qwen_vl_checkpoints.PROCESSORS.get(name, qwen_vl_checkpoints.PROCESSOR), TOKENIZER
+    processor.save_pretrained(folder)
+    words.save_pretrained(folder)
+    named = {"mistral3": "pixtral:PixtralImageProcessor", "glm4v": "glm:GlmImageProcessor"}[name]
+    return ImageInputs(None, folder=folder, config=config, tokenizer=words, processor=f"jpaged.images.{named}"), config
+
+
+def test_ids_with_the_marks_of_small_pictures_do_not_get_them_again(tmp_path):
+    inputs, config = inputs_of_marks("mistral3", tmp_path)
+    token, small = config.image_token_id, Media(images=[picture(0, (4, 4)), picture(1, (4, 4))])
+    filled, items = inputs.of_ids([3, token, 4, token], small)
+    assert len(filled) == 6 and [item.length for item in items] == [1, 1], "a token and a row's end each"
+    again, found = inputs.of_ids(filled, small)
+    assert again == filled and [item.start for item in found] == [item.start for item in items]
+
+
+def test_ids_that_have_tokens_of_pictures_and_a_video_already_are_refused_with_their_numbers(tmp_path):
+    inputs, config = inputs_of_marks("glm4v", tmp_path)
+    both = Media(images=[picture(0)], videos=[(np.zeros((4, 16, 24, 3), np.uint8), {"fps": 2.0})])
+    with pytest.raises(ValueError, match=r"its \[1, 1\] images and videos .* and it has \[2, 0\]"):
+        inputs.of_ids([3, config.image_token_id, 4, config.image_token_id], both)
+
+
+def test_which_frames_glm_shows_is_said_by_an_engine_as_by_a_request(tmp_path):
+    _, config = inputs_of_marks("glm4v", tmp_path)
+
+    def opened(family, **settings):
+        made = SimpleNamespace(**{**config.__dict__, "model_type": family, "vision_config": config.vision_config})
+        made.get_text_config = config.get_text_config
+        return open_video_processor(tmp_path, made, TOKENIZER, settings)
+
+    for family in ("glm4v", "glm46v"):
+        ours = opened(family, num_frames=4)
+        assert len(ours.sampler(100, 10.0, ours.sampling)) == 4
+        usual = opened(family)
+        assert len(usual.sampler(3000, 10.0, replace(usual.sampling, max_frames=7))) == 6
+    with pytest.raises(ValueError, match="give one of them"):
+        opened("glm4v", num_frames=4, fps=1)
+    with pytest.raises(ValueError, match="fps=1: how many frames of a second"):
+        opened("glm46v", fps=1)
+    usual = opened("glm46v")
+    with pytest.raises(ValueError, match="fps=3: how many frames of a second"):
+        usual.sampler(100, 10.0, usual.sampling.given({"fps": 3}, "mm_processor_kwargs"))
+
+
+def test_features_that_callers_encoded_are_placed_by_their_grids_in_a_prompt_of_glm(tmp_path):
+    _, config = inputs_of_marks("glm4v", tmp_path)
+    inputs = ImageInputs(None, folder=tmp_path, config=config, tokenizer=TOKENIZER, given=GivenLayout(width=6, merge=2))
+    media = Media(images=[{"image_embeds": np.ones((6, 6)), "image_grid_thw": [1, 4, 6]}])
+    ids, (item,) = inputs.of_ids([3, config.image_token_id, 4], media)
+    assert len(ids) == 8 and (item.start, item.length, item.features) == (1, 6, 6)
+    assert item.offsets.tolist() == [[0, row, column] for row in range(2) for column in range(3)]

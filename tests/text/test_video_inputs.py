@@ -108,13 +108,16 @@ def test_a_request_says_which_frames_are_taken_and_other_settings_leave_pictures
     ):
         items = items_of(inputs, known, mm_processor_kwargs=settings)
         assert [item.digest for item in items] == [item.digest for item in items_of(inputs, FRAMES[list(frames)])]
-    pictures = [
-        inputs.process(
-            {"prompt": "<image>", "multi_modal_data": {"image": picture(0)}, "mm_processor_kwargs": settings},
-            SamplingParams(),
-        ).asks["images"][0]
-        for settings in ({"num_frames": 3}, None, {"image_mean": [0.1, 0.1, 0.1]})
-    ]
+
+    def shown(settings, text="<image>", **video):
+        data = {"image": picture(0), **video}
+        prompt = {"prompt": text, "multi_modal_data": data, "mm_processor_kwargs": settings}
+        return inputs.process(prompt, SamplingParams()).asks["images"][0]
+
+    with_video = shown({"num_frames": 3}, "<image><end>", video=known)
+    pictures = [with_video, *(shown(settings) for settings in (None, {"image_mean": [0.1, 0.1, 0.1]}))]
+    with pytest.raises(ValueError, match="has 'num_frames', which changes no image"):
+        shown({"num_frames": 3})
     assert pictures[0].digest == pictures[1].digest != pictures[2].digest
     of_engine = inputs_of(folder, {"num_frames": 3})
     assert len(items_of(of_engine, known)) == 1 and len(items_of(of_engine, known, mm_processor_kwargs={"fps": 4})) == 3

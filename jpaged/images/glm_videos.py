@@ -36,7 +36,7 @@ class GlmVideoProcessor(QwenVideoProcessor):
         "temporal_patch_size": 2,
     }
 
-    unread = ("num_frames",)
+    unread: ClassVar[tuple[str, ...]] = ("num_frames",)
     usual: ClassVar[Mapping[str, Any]] = {"fps": 2}
     """Settings where neither a rate nor a number of frames is given."""
 
@@ -83,7 +83,7 @@ class GlmVideoProcessor(QwenVideoProcessor):
 class Glm46VideoProcessor(GlmVideoProcessor):
     """GLM-4.6V: times have a tenth, and a longer video is shown fewer frames a second."""
 
-    unread = ("num_frames", "fps")
+    unread: ClassVar[tuple[str, ...]] = ("num_frames", "fps")
     usual: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(

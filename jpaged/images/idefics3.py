@@ -143,6 +143,7 @@ class Idefics3ImageProcessor(TileProcessor):
                 "does: a request may turn it off, not on"
             )
         made = super().with_settings(settings, of_request=of_request)
+        assert isinstance(made, type(self))
         if of_request and made._splits and made._tile < self._tile:
             raise ValueError(
                 f"mm_processor_kwargs has max_image_size={settings['max_image_size']!r}, which makes more tiles of a "

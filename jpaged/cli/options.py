@@ -35,8 +35,8 @@ THOUGHT_HELP = (
     f"they stay text. One of {', '.join(thought_formats())}."
 )
 THOUGHT_END_HELP = (
-    'JSON with the text that ends thoughts without tokens left: {"reasoning_end_str": "I have to answer.\\n</think>"}. '
-    "Default: their closing mark alone."
+    'JSON with the text that ends thoughts without tokens left, before their mark: {"reasoning_end_str": "I have to '
+    'answer now."}. Default: the mark alone.'
 )
 _FLAG_NAMES = {
     "reasoning_end_str": "reasoning_config",

@@ -15,8 +15,8 @@ from ..stack import LayerStack
 
 def patch_work(tower: nnx.Module, text: nnx.Module) -> float:
     """Return the products of a patch, which goes through all layers of the tower, over those of a token. Attention's
-    scores, and what either computes outside its layers, are left out."""
-    return products(tower) / products(text)
+    scores, and what either computes outside its layers, are left out. A tower without layers counts as a token."""
+    return products(tower) / products(text) or 1.0
 
 
 def products(model: nnx.Module) -> float:

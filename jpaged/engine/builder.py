@@ -148,9 +148,10 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     drafting = draft_source(config, loaded)
     vocab_size, max_model_len = loaded.model.vocab_size, resolve_max_model_len(config.max_model_len, loaded.config)
     images = _image_inputs(config, loaded, no_images)
-    rows = image_rows(
-        loaded.model, images.most_features, max_model_len=max_model_len, budget=config.max_num_batched_tokens
-    )
+    # Only where rows follow it: opening the processor reads files and, in some families, imports transformers'.
+    asks = isinstance(loaded.model, PacksImages) and loaded.model.row_layout.largest is None
+    most = images.most_features if asks else None
+    rows = image_rows(loaded.model, most, max_model_len=max_model_len, budget=config.max_num_batched_tokens)
     spec = plan_memory(
         config,
         loaded.model,

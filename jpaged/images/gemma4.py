@@ -43,7 +43,7 @@ _DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class BudgetSettings:
-    """How pictures become patches.
+    """Says how pictures become patches.
 
     Attributes:
         patch, pool: pixels of a patch's side, and patches of the side of a square that one token stands for.

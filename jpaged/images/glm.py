@@ -10,7 +10,7 @@ from jpaged.images.qwen import PatchSettings, QwenImageProcessor
 
 
 class GlmPatches(PatchSettings):
-    """How pictures become patches; the defaults are those of transformers' GLM-4.1V processor."""
+    """Says how pictures become patches; the defaults are those of transformers' GLM-4.1V processor."""
 
     default_size: ClassVar[Mapping[str, int]] = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}
 

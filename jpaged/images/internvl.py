@@ -23,19 +23,13 @@ from jpaged.images.pixels import Picture, resized
 from jpaged.images.pixtral import patches_of
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen import OF_CLIP, affine, places_of, processor_fields
+from jpaged.images.qwen import OF_CLIP, SCALING, affine, places_of, processor_fields
 from jpaged.images.videos import FrameGroup, VideoProcessor
 from jpaged.processor_settings import replaced
 
 _BICUBIC = 3
 _SCALING: Mapping[str, Any] = {
-    "do_normalize": True,
-    "do_rescale": True,
-    "do_resize": True,
-    "image_mean": OF_CLIP[0],
-    "image_std": OF_CLIP[1],
-    "resample": _BICUBIC,
-    "rescale_factor": 1 / 255,
+    **SCALING,
     "size": {"height": 384, "width": 384},
 }
 _DEFAULTS: Mapping[str, Any] = {**_SCALING, "min_patches": 1, "max_patches": 12}
@@ -77,7 +71,7 @@ def tiles_of(
 
 @dataclass(frozen=True)
 class TileSettings:
-    """How pictures become tiles.
+    """Says how pictures become tiles.
 
     Attributes:
         tile, patch, merge: pixels of a tile's side and of a patch's, and patches of the side of a square that one token

@@ -65,7 +65,7 @@ def grids(least: int, most: int) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Lfm2Settings:
-    """How pictures become patches.
+    """Says how pictures become patches.
 
     Attributes:
         patch, merge: pixels of a patch's side, and patches of the side of a square that one token stands for.

@@ -49,7 +49,7 @@ def grids(most: int) -> tuple[tuple[int, int], ...]:
 
 @dataclass(frozen=True)
 class Llama4Settings:
-    """How pictures become tiles.
+    """Says how pictures become tiles.
 
     Attributes:
         tile, patch, merge: pixels of a tile's side and of a patch's, and patches of the side of a square that one token

@@ -10,7 +10,7 @@ from jpaged.images.qwen import PatchSettings, QwenImageProcessor
 
 
 class PaddleOCRPatches(PatchSettings):
-    """How pictures become patches; the defaults are those of transformers' processor."""
+    """Says how pictures become patches; the defaults are those of transformers' processor."""
 
     default_size: ClassVar[Mapping[str, int]] = {"shortest_edge": 384 * 384, "longest_edge": 1536 * 1536}
     default_temporal: ClassVar[int] = 1

@@ -18,18 +18,12 @@ from jaxtyping import Int32, UInt8
 from jpaged.images.pixels import Picture, resized
 from jpaged.images.processors import ImageProcessor, PreparedImage, placeholder_of, processor_file, token_named
 from jpaged.images.prompts import Expansion, Placeholder
-from jpaged.images.qwen import OF_CLIP, affine, places_of, processor_fields
+from jpaged.images.qwen import OF_CLIP, SCALING, affine, places_of, processor_fields
 from jpaged.processor_settings import replaced
 
 _BICUBIC = 3
 _DEFAULTS: Mapping[str, Any] = {
-    "do_normalize": True,
-    "do_rescale": True,
-    "do_resize": True,
-    "image_mean": OF_CLIP[0],
-    "image_std": OF_CLIP[1],
-    "resample": _BICUBIC,
-    "rescale_factor": 1 / 255,
+    **SCALING,
     "size": {"longest_edge": 1024},
 }
 """Settings that a request may replace, with transformers' values."""
@@ -73,7 +67,7 @@ def takes_of_rows(rows: int, columns: int) -> Int32[np.ndarray, " tokens"]:
 
 @dataclass(frozen=True)
 class PixtralSettings:
-    """How pictures become patches.
+    """Says how pictures become patches.
 
     Attributes:
         patch, merge: pixels of a patch's side, and patches of the side of a square that one token stands for.

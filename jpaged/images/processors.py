@@ -314,8 +314,7 @@ def token_named(tokenizer: Any, name: str, usual: str) -> tuple[int, str]:
     if tokenizer is None:
         raise ValueError(f"a picture has tokens around it, as {usual!r}, and there is no tokenizer that knows them")
     folder = getattr(tokenizer, "name_or_path", None)
-    file = Path(folder or "") / "tokenizer_config.json"
-    fields = json.loads(file.read_text(encoding="utf-8")) if folder and file.is_file() else {}
+    fields = next(settings_of(folder, ("tokenizer_config.json", None)), {}) if folder else {}
     extra = fields.get("extra_special_tokens")
     found = (extra.get(name) if isinstance(extra, dict) else None) or fields.get(name) or usual
     text = found["content"] if isinstance(found, dict) else found

@@ -28,18 +28,17 @@ _MOST_VALUE = 1e6
 """Scaled pixels stay below this."""
 OF_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """CLIP's mean and standard deviation of each channel, which transformers takes where a file names none."""
-_DEFAULTS: Mapping[str, Any] = {
+SCALING: Mapping[str, Any] = {
     "do_normalize": True,
     "do_rescale": True,
     "do_resize": True,
     "image_mean": OF_CLIP[0],
     "image_std": OF_CLIP[1],
-    "merge_size": 2,
-    "patch_size": 14,
     "resample": _BICUBIC,
     "rescale_factor": 1 / 255,
-    "temporal_patch_size": 2,
 }
+"""Settings of how pixels become numbers, with the values that most of transformers' processors have."""
+_DEFAULTS: Mapping[str, Any] = {**SCALING, "merge_size": 2, "patch_size": 14, "temporal_patch_size": 2}
 """Settings that a request may replace, with transformers' values."""
 
 
@@ -86,7 +85,7 @@ def affine(
 
 @dataclass(frozen=True)
 class PatchSettings:
-    """How pictures become patches; the defaults are transformers'.
+    """Says how pictures become patches; the defaults are transformers'.
 
     Attributes:
         patch, temporal, merge: pixels of a patch's side, frames of a patch, and patches of the side of a square that

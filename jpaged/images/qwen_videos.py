@@ -24,7 +24,7 @@ from jpaged.images.videos import FrameGroup, VideoProcessor
 
 
 class QwenVideoProcessor(VideoProcessor):
-    """What Qwen's families have in common. Arrays: see `jpaged.images.qwen.QwenImageProcessor`."""
+    """Holds what Qwen's families have in common. Arrays: see `jpaged.images.qwen.QwenImageProcessor`."""
 
     pictures: ClassVar[type[QwenImageProcessor]] = QwenImageProcessor
 

@@ -125,7 +125,7 @@ class _Counted(NamedTuple):
 
 
 class ReadMedia:
-    """What a conversation has besides text, read when its tokens are first needed and kept for each of its beginnings.
+    """Holds what a conversation has besides text, which is read when its tokens are first needed, for all its beginnings.
 
     Args:
         read: reads it.
@@ -149,8 +149,8 @@ class ReadMedia:
 class ImageInputs:
     """Makes a model's `PromptItem`s; any number of threads may do so at once.
 
-    The model's image processor is opened when the first image comes: prompts without images need neither Pillow nor the
-    files that say how images are prepared.
+    The model's image processor is opened when the first image comes or `most_features` is asked for: prompts without
+    images need neither Pillow nor the files that say how images are prepared.
 
     Args:
         refusal: why no images are taken; None = they are.

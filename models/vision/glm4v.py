@@ -27,7 +27,7 @@ from .tower import PixelStem, as_floats, axial, layer_weights, layers_of, within
 
 PROCESSOR = "jpaged.images.glm:GlmImageProcessor"
 _MERGER_EPS = 1e-5
-"""Of the merger's LayerNorm, as torch has it by default."""
+"""The epsilon of the merger's LayerNorm, as torch has it by default."""
 
 
 class GlmMerger(nnx.Module):

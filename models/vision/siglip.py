@@ -34,7 +34,7 @@ PREFIXES = tuple(
     for model in ("model.", "")
     for inner in inners
 )
-"""Of families whose checkpoints have ``vision_tower`` and ``multi_modal_projector``."""
+"""The prefixes of families whose checkpoints have ``vision_tower`` and ``multi_modal_projector``."""
 _NAMES = EncoderNames(
     layers="encoder.layers",
     attention="self_attn",

@@ -127,8 +127,8 @@ def _run(tool: str, cubin: bytes, option: str) -> str:
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """What a multiprocessor has: warps, programs, shared memory in bytes, and what of that each program takes for the
-    system (CUDA C++ Programming Guide, table of technical specifications by compute capability)."""
+    """Says what a multiprocessor has: warps, programs, shared memory in bytes, and what of that each program takes for
+    the system (CUDA C++ Programming Guide, table of technical specifications by compute capability)."""
 
     warps: int
     programs: int

@@ -40,7 +40,7 @@ TOKENIZER.chat_template = TEMPLATE.replace(SPECIAL["boi_token"], SPECIAL["image_
 SCALING = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.3, 0.2, 0.25], "rescale_factor": 1 / 250}
 PROCESSOR = PixtralImageProcessorPil(patch_size={"height": 4, "width": 4}, size={"longest_edge": 320}, **SCALING)
 FILE = {"image_break_token": "<begin>", "image_end_token": "<end>", "patch_size": 4, "spatial_merge_size": 2}
-"""What transformers' processor has besides its image processor."""
+"""The fields that transformers' processor has besides its image processor."""
 VISION = {
     "model_type": "pixtral",
     "hidden_size": 40,
@@ -285,7 +285,7 @@ def resized(images: Sequence[Image.Image]) -> Any:
 
 
 def seen(model: Any, images: Sequence[Image.Image], frames: Sequence[Image.Image] = ()) -> dict[str, Any]:
-    """What transformers' model takes of pictures: their features, as it takes no pixels of one feature alone."""
+    """Return what transformers' model takes of pictures: their features, as it takes no pixels of one feature alone."""
     if not images and not frames:
         return {}
     if model.config.model_type == "llava":

@@ -63,7 +63,7 @@ PROCESSORS = {
     **dict.fromkeys(("glm4v", "glm4v_moe", "glm46v"), _GLM),
     "paddleocr_vl": PaddleOCRVLImageProcessorPil(temporal_patch_size=1, **_SCALED),
 }
-"""Those of families that have not `PROCESSOR`."""
+"""The processors of families that do not have `PROCESSOR`."""
 SIZES = [(8, 8), (8, 320), (320, 8), (56, 40), (3, 5), (50, 73), (7, 91), (90, 70)]
 """Heights and widths: of one token, forty side by side or upon each other, nearly the most, and others."""
 TEXT = {

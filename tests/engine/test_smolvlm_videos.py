@@ -1,4 +1,4 @@
-"""SmolVLM's videos, and pictures beside them, give the tokens of transformers, with the times of frames."""
+"""SmolVLM's videos, and pictures next to them, give the tokens of transformers, with the times of frames."""
 
 import numpy as np
 import pytest

@@ -152,7 +152,7 @@ def make(name: str, folder: Path) -> Any:
 
 
 def seen(model: Any, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
-    """What transformers' model takes of a prompt's pictures, by its processor on Pillow."""
+    """Return what transformers' model takes of a prompt's pictures, by its processor on Pillow."""
     if not images:
         return {}
     nested = [list(images)] if hasattr(model.config, "scale_factor") else list(images)

@@ -125,7 +125,7 @@ class _Counted(NamedTuple):
 
 
 class ReadMedia:
-    """Holds what a conversation has besides text, which is read when its tokens are first needed, for all its beginnings.
+    """Holds what a conversation has besides text, read when its tokens are first needed, for all its beginnings.
 
     Args:
         read: reads it.

@@ -22,16 +22,23 @@ Answers = list[tuple[list[int], int, float]]
 """Tokens of each answer, prompt tokens found, and seconds to the first token."""
 
 
+def _settings(dtype: str, kv_bytes: int, context: int, sequences: int) -> dict[str, Any]:
+    """Return the settings that both engines have under one name."""
+    return {
+        "dtype": dtype,
+        "kv_cache_memory_bytes": kv_bytes,
+        "max_model_len": context,
+        "max_num_seqs": sequences,
+        "max_num_batched_tokens": BUDGET,
+    }
+
+
 def jpaged(model: str, dtype: str, kv_bytes: int, context: int, tokens: int, sequences: int) -> Any:
     from jpaged import LLM, SamplingParams
 
     llm = LLM(
         model,
-        dtype=dtype,
-        kv_cache_memory_bytes=kv_bytes,
-        max_model_len=context,
-        max_num_seqs=sequences,
-        max_num_batched_tokens=BUDGET,
+        **_settings(dtype, kv_bytes, context, sequences),
     )
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
 
@@ -55,11 +62,7 @@ def vllm(model: str, dtype: str, kv_bytes: int, context: int, tokens: int, seque
 
     llm = LLM(
         model,
-        dtype=dtype,
-        kv_cache_memory_bytes=kv_bytes,
-        max_model_len=context,
-        max_num_seqs=sequences,
-        max_num_batched_tokens=BUDGET,
+        **_settings(dtype, kv_bytes, context, sequences),
         enable_prefix_caching=True,
         skip_tokenizer_init=True,
         disable_log_stats=False,

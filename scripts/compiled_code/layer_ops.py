@@ -78,6 +78,14 @@ def estimated_cycles(hlo: str) -> tuple[int, int]:
     return len(real), sum(op.cycles for op in real)
 
 
+def product_cycles(hlo: str) -> int:
+    """Return the estimated cycles of a program's products, without copies of what they return."""
+    entry = re.search(r"^ENTRY %?([\w.\-]+) ", hlo, re.MULTILINE)
+    assert entry is not None, "no entry computation"
+    operations = [found[1] for found in map(_parse, _computations(hlo)[entry[1]]) if found]
+    return sum(op.cycles for op in operations if op.opcode == "fusion" and "dot_general" in op.text)
+
+
 def _row_kernel(name: str, op: Operation, body: list[str]) -> int:
     """Return what `ROW_KERNELS` says of a call of one of them, 0 for what is none."""
     kernel = name.split(".")[0]

@@ -18,6 +18,7 @@ COMPILED = Cases(
         "tpu-experts": "tpu_experts.experts",
         "tpu-layers": "tpu_layers.layers",
         "whole-steps": "whole_steps.whole_steps",
+        "served-loads": "served_loads.served_loads",
         "gpu-bytes": "gpu_bytes.step_bytes",
         "gpu-experts": "gpu_experts.gpu_experts",
         "gpu-peers": "gpu_peers.gpu_peers",

@@ -16,6 +16,7 @@ from typing import Any
 
 from scripts.cases import Row
 from scripts.compiled_code.compilers import need_compiler, schedule_dumps
+from scripts.compiled_code.evaluation import Place, compute, evaluate
 from scripts.compiled_code.scalar_core import run_kernel
 from scripts.compiled_code.simulated import Launch, compile_launch, operands_of
 from scripts.compiled_code.tpu_chips import CHIPS
@@ -73,7 +74,7 @@ def _microseconds(launch: Launch) -> float:
             else jnp.zeros(shape.shape, shape.dtype)
             for place, shape in enumerate(launch.arguments)
         )
-        run = jax.jit(partial(repeated, launch.function, launch.donated, turns), donate_argnums=range(len(arguments)))
+        run = jax.jit(partial(repeated, launch.function, turns), donate_argnums=range(len(arguments)))
         arguments = jax.block_until_ready(run(*arguments))  # compiles
         times = []
         for _ in range(REPEATS):
@@ -85,20 +86,41 @@ def _microseconds(launch: Launch) -> float:
     return (timed(TURNS + 1) - timed(1)) / TURNS * 1e6
 
 
-def repeated(function: Callable[..., Any], donated: tuple[int, ...], turns: int, *arguments: Any) -> tuple[Any, ...]:
-    """Return the arguments after so many turns of a program: those in `donated` are its results of their shape."""
+def repeated(function: Callable[..., Any], turns: int, *arguments: Any) -> tuple[Any, ...]:
+    """Return the arguments after so many turns of a program, of which each needs the one before.
+
+    A result takes the place of the first argument of its shape and dtype, as a pool or the next queries would. All
+    other arguments are the same in each turn, and what depends on them alone (a plan) is computed before the first.
+
+    Raises:
+        ValueError: no result has an argument's shape: a compiler would leave the turns out.
+    """
     import jax
 
-    def turn(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        results = jax.tree.leaves(function(*given))
-        kept = list(given)
-        for place in donated:
-            like = given[place]
-            kept[place] = next(x for x in results if (x.shape, x.dtype) == (like.shape, like.dtype))
-        # Else no turn would need the one before, and the compiler would run one of them.
-        return jax.lax.optimization_barrier((tuple(kept), results))[0]
+    closed, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    kinds = [(argument.shape, argument.dtype) for argument in arguments]
+    found = [(result.shape, result.dtype) for result in jax.tree.leaves(results)]
+    places = {result: kinds.index(kind) for result, kind in enumerate(found) if kind in kinds}
+    if not places:
+        raise ValueError("no result has the shape and dtype of an argument, so that no turn would need the one before")
+    once: dict[Place, list[Any]] = {}
 
-    return jax.lax.fori_loop(0, turns, turn, arguments)
+    def first(equation: Any, operands: list[Any], place: Place) -> list[Any] | None:
+        if any(operand is None for operand in operands):
+            return None
+        once[place] = compute(equation, operands)
+        return once[place]
+
+    same = [None if place in places.values() else argument for place, argument in enumerate(arguments)]
+    evaluate(closed, same, first)
+
+    def turn(_: Any, changing: dict[int, Any]) -> dict[int, Any]:
+        given = [changing.get(place, argument) for place, argument in enumerate(arguments)]
+        made = evaluate(closed, given, lambda equation, operands, place: once.get(place))
+        return {place: made[result] for result, place in places.items()}
+
+    changed = jax.lax.fori_loop(0, turns, turn, {place: arguments[place] for place in places.values()})
+    return tuple(changed.get(place, argument) for place, argument in enumerate(arguments))
 
 
 def compared(file: Path, target: str) -> Iterator[Row]:

@@ -18,24 +18,32 @@ from scripts.compiled_code.compilers import schedule_dumps
 from scripts.compiled_code.scalar_core import SimulationError
 from scripts.compiled_code.simulated import Launch, compile_launch, read_schedules, simulate
 
-WAIT, COPY = "dma.done.wait", re.compile(r"= dma\.(?!done)\w+")
+WAIT, COPY = re.compile(r"dma\.done\.wait ([^,]*(?:\),)?[^,]*),"), re.compile(r"= dma\.(?!done)\w+")
 
 
 def attempts(text: str) -> Iterator[tuple[str, str]]:
-    """Yield a name and the dump of each attempt."""
-    lines = text.splitlines()
-    for number, line in enumerate(lines):
-        head, brace, body = line.partition("{")
-        instructions = body.rpartition("}")[0].split("  ;;  ")
-        for place, instruction in enumerate(instructions):
-            others = instructions[:place] + instructions[place + 1 :]
-            kinds = {"a wait less": WAIT in instruction, "a DMA less": COPY.search(instruction) is not None}
-            found = [(kind, others) for kind, there in kinds.items() if there]
-            if kinds["a DMA less"]:
-                found.append(("a DMA twice", [*instructions, instruction]))
-            for kind, changed in found:
-                now = f"{head}{brace}{'  ;;  '.join(changed)} }}"
-                yield f"{kind}, line {number}", "\n".join([*lines[:number], now, *lines[number + 1 :]])
+    """Yield a name and the dump of each attempt. A wait is two instructions: the second takes from the semaphore."""
+    bundles = [line.partition("{") for line in text.splitlines()]
+    instructions = [body.rpartition("}")[0].strip().split("  ;;  ") for _, _, body in bundles]
+    places = [(line, place) for line, found in enumerate(instructions) for place in range(len(found))]
+
+    def without(*gone: tuple[int, int], twice: tuple[int, int] | None = None) -> str:
+        lines = []
+        for number, ((head, brace, _), found) in enumerate(zip(bundles, instructions, strict=True)):
+            kept = [x for place, x in enumerate(found) if (number, place) not in gone]
+            kept += [found[twice[1]]] if twice and twice[0] == number else []
+            lines.append(f"{head}{brace} {'  ;;  '.join(kept)} }}" if brace else head)
+        return "\n".join(lines)
+
+    for at, (line, place) in enumerate(places):
+        instruction = instructions[line][place]
+        if wait := WAIT.search(instruction):
+            taken = f"vsyncadd {wait[1]},"
+            end = next(later for later in places[at:] if taken in instructions[later[0]][later[1]])
+            yield f"a wait less, line {line}", without((line, place), end)
+        elif COPY.search(instruction):
+            yield f"a DMA less, line {line}", without((line, place))
+            yield f"a DMA twice, line {line}", without(twice=(line, place))
 
 
 def figures(launch: Launch, dumps: Path, target: str) -> list[float | str]:

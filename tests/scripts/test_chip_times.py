@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import contextmanager
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +9,6 @@ import pytest
 
 from scripts.compiled_code import chip_times
 from scripts.compiled_code.chip_times import repeated
-from scripts.compiled_code.scalar_core import Run
 from scripts.compiled_code.simulated import Launch
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,7 @@ from scripts.compiled_code.compilers import need_compiler, schedule_dumps
 from scripts.compiled_code.evaluation import Place, compute, evaluate
 from scripts.compiled_code.scalar_core import run_kernel
 from scripts.compiled_code.simulated import Launch, compile_launch, operands_of
-from scripts.compiled_code.tpu_chips import CHIPS
+from scripts.compiled_code.tpu_chips import CHIPS, Chip
 from scripts.compiled_code.tpu_experts import SHAPES as EXPERTS
 from scripts.compiled_code.tpu_experts import experts_launch
 from scripts.compiled_code.tpu_kernels import KERNELS, SHAPES
@@ -30,6 +30,8 @@ from scripts.compiled_code.tpu_recurrent import recurrent_launch
 PART = "simulated kernels"
 """The part of the file of `scripts.first_run` that holds the times, in microseconds by the names of `LAUNCHES`."""
 TURNS, REPEATS = 100, 5
+CLOCKS = (1.0, 0.92, 0.94, 0.96, 0.98, 1.02, 1.04, 1.06, 1.08)
+"""Factors of a chip's clock that are tried; of equal ones the first."""
 
 
 def _of_pool(kernel: str, shape: str, batch: str, lengths: str) -> Callable[[str], Launch]:
@@ -124,9 +126,11 @@ def repeated(function: Callable[..., Any], turns: int, *arguments: Any) -> tuple
 
 
 def compared(file: Path, target: str) -> Iterator[Row]:
-    """Measured times of `scripts.first_run`'s FILE next to simulated ones; at last the DMAs' constants that fit best.
+    """Measured times of `scripts.first_run`'s FILE next to simulated ones, and the constants that fit them best.
 
-    TARGET is the chip, such as v6e. A row has both times in microseconds and simulated / measured.
+    TARGET is the chip, such as v6e. A row has both times in microseconds and simulated / measured. The last one has the
+    DMAs' latency and efficiency and the clock, to be written into `tpu_chips.CHIPS` where their error is less than that
+    of today's; `tests/scripts/test_calibration.py` says what published times must still be met.
     """
     need_compiler("tpu")
     measured = json.loads(file.read_text(encoding="utf-8"))["parts"][PART]
@@ -141,17 +145,24 @@ def compared(file: Path, target: str) -> Iterator[Row]:
             simulated.append((us, pairs))
             found = _simulated(pairs, chip)
             yield {"kernel": name, "measured us": us, "simulated us": found, "ratio": found / us}
-    if not simulated:
-        return
-    tried = []
-    for latency, efficiency in product(LATENCIES, EFFICIENCIES):
-        other = chip._replace(latency=latency, efficiency=efficiency)
-        errors = [(_simulated(pairs, other) / us - 1) ** 2 for us, pairs in simulated]
-        tried.append(((sum(errors) / len(errors)) ** 0.5, latency, efficiency))
-    error, latency, efficiency = min(tried)
-    text = f"latency {latency * 1e6:.1f} us, efficiency {efficiency}: error {error:.3f}"
-    yield {"kernel": f"fitted DMAs: {text}", "measured us": None, "simulated us": None, "ratio": None}
+    if simulated:
+        yield {"kernel": _fitted(simulated, chip), "measured us": None, "simulated us": None, "ratio": None}
 
 
-def _simulated(pairs: list[Any], chip: Any) -> float:
+def _fitted(simulated: Sequence[tuple[float, list[Any]]], chip: Chip) -> str:
+    """Return the constants with which simulated times are nearest to the measured ones: those of DMAs, and with these
+    the clock; see `tpu_chips`."""
+
+    def error(tried: Chip) -> float:
+        return (sum((_simulated(pairs, tried) / us - 1) ** 2 for us, pairs in simulated) / len(simulated)) ** 0.5
+
+    pairs = product(LATENCIES, EFFICIENCIES)
+    tried = [chip._replace(latency=latency, efficiency=efficiency) for latency, efficiency in pairs]
+    best = min(tried, key=error)
+    best = min((best._replace(clock=chip.clock * factor) for factor in CLOCKS), key=error)
+    dmas = f"latency={best.latency:.1e}, efficiency={best.efficiency}"
+    return f"fitted: {dmas}, clock={best.clock:.3g}: error {error(best):.3f}, of today's {error(chip):.3f}"
+
+
+def _simulated(pairs: list[Any], chip: Chip) -> float:
     return sum(run_kernel(*pair, chip).cycles for pair in pairs) / chip.clock * 1e6

@@ -76,7 +76,7 @@ def _microseconds(launch: Launch) -> float:
             else jnp.zeros(shape.shape, shape.dtype)
             for place, shape in enumerate(launch.arguments)
         )
-        run = jax.jit(partial(repeated, launch.function, turns), donate_argnums=range(len(arguments)))
+        run = jax.jit(partial(repeated, launch.function, launch.donated, turns), donate_argnums=range(len(arguments)))
         arguments = jax.block_until_ready(run(*arguments))  # compiles
         times = []
         for _ in range(REPEATS):
@@ -88,11 +88,12 @@ def _microseconds(launch: Launch) -> float:
     return (timed(TURNS + 1) - timed(1)) / TURNS * 1e6
 
 
-def repeated(function: Callable[..., Any], turns: int, *arguments: Any) -> tuple[Any, ...]:
+def repeated(function: Callable[..., Any], donated: Sequence[int], turns: int, *arguments: Any) -> tuple[Any, ...]:
     """Return the arguments after so many turns of a program, of which each needs the one before.
 
-    A result takes the place of the first argument of its shape and dtype, as a pool or the next queries would. All
-    other arguments are the same in each turn, and what depends on them alone (a plan) is computed before the first.
+    A result takes the place of the donated argument of its shape and dtype, a pool; if none is donated, that of the
+    first argument of them, as the next queries would. All others are the same in each turn, and what depends on them
+    alone (a plan) is computed before the first.
 
     Raises:
         ValueError: no result has an argument's shape: a compiler would leave the turns out.
@@ -100,9 +101,11 @@ def repeated(function: Callable[..., Any], turns: int, *arguments: Any) -> tuple
     import jax
 
     closed, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    kinds = [(argument.shape, argument.dtype) for argument in arguments]
+    kinds = {
+        (arguments[place].shape, arguments[place].dtype): place for place in donated or range(len(arguments))[::-1]
+    }
     found = [(result.shape, result.dtype) for result in jax.tree.leaves(results)]
-    places = {result: kinds.index(kind) for result, kind in enumerate(found) if kind in kinds}
+    places = {result: kinds[kind] for result, kind in enumerate(found) if kind in kinds}
     if not places:
         raise ValueError("no result has the shape and dtype of an argument, so that no turn would need the one before")
     once: dict[Place, list[Any]] = {}

@@ -49,13 +49,12 @@ def layer_ops(hlo: str, hbm: float | None = None) -> dict[str, int]:
     Args:
         hbm: bytes that HBM delivers in a cycle; None = products of experts are not counted.
     """
-    bodies = _computations(hlo)
-    longest = max(re.findall(r"body=%?([\w.\-]+)", hlo), key=lambda name: len(bodies.get(name, [])))
-    operations = dict(filter(None, map(_parse, bodies[longest])))
+    body = _longest_body(hlo)
+    operations = dict(filter(None, map(_parse, body)))
     changing = _changing(operations)
     real = {name: op for name, op in operations.items() if not _is_free(op)}
-    row_kernels = sum(_row_kernel(name, op, bodies[longest]) for name, op in real.items())
-    experts = 0 if hbm is None else sum(_experts(name, op, bodies[longest], hbm) for name, op in real.items())
+    row_kernels = sum(_row_kernel(name, op, body) for name, op in real.items())
+    experts = 0 if hbm is None else sum(_experts(name, op, body, hbm) for name, op in real.items())
     products = [op for op in real.values() if "dot_general" in op.text and op.opcode == "fusion"]
     return {
         "operations": len(real),
@@ -67,6 +66,16 @@ def layer_ops(hlo: str, hbm: float | None = None) -> dict[str, int]:
         "copies": sum(op.opcode in ("copy-start", "slice-start") for op in operations.values()),
         "the same for all layers": sum(name not in changing for name in real),
     }
+
+
+def loop_opcodes(hlo: str) -> list[str]:
+    """Return the opcodes of what the body of a program's longest loop runs."""
+    return [op.opcode for _, op in filter(None, map(_parse, _longest_body(hlo))) if not _is_free(op)]
+
+
+def _longest_body(hlo: str) -> list[str]:
+    bodies = _computations(hlo)
+    return max((bodies.get(name, []) for name in re.findall(r"body=%?([\w.\-]+)", hlo)), key=len)
 
 
 def estimated_cycles(hlo: str) -> tuple[int, int]:

@@ -40,7 +40,7 @@ HOP = 1e-6
 BLOCK = 128
 SHORT = 1024
 """Keys of the second simulated decode: a sequence takes time whatever it has, and each key more."""
-ROWS = (64, 256, 1024, 2048)
+ROWS = (64, 1024)
 """Numbers of rows that products are compiled for; others lie between two of them."""
 EXPERT_TOKENS = 512
 """Tokens for which experts' matrices are read once."""

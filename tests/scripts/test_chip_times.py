@@ -22,10 +22,19 @@ def test_a_result_takes_the_place_of_the_first_argument_of_its_shape():
     def add(total, x, y):
         return x + y + total[0, 0], total + x
 
-    total, x, y = jax.jit(lambda *given: repeated(add, 5, *given))(jnp.zeros((2, 2)), jnp.ones(()), jnp.zeros(()))
+    total, x, y = jax.jit(lambda *given: repeated(add, (), 5, *given))(jnp.zeros((2, 2)), jnp.ones(()), jnp.zeros(()))
     # x is 1, 1, 2, 4, 8 in the turns, and total has been added to before.
     np.testing.assert_array_equal(total, np.full((2, 2), 16.0))
     assert (x, y) == (16, 0)
+
+
+def test_of_a_program_that_donates_nothing_else_changes():
+    def write(x, pool, rows):
+        return pool + x.sum(), x + 1
+
+    x, pool, _ = jax.jit(lambda *given: repeated(write, (1,), 5, *given))(jnp.ones(4), jnp.zeros((2, 4)), jnp.ones(1))
+    np.testing.assert_array_equal(pool, np.full((2, 4), 20.0))
+    np.testing.assert_array_equal(x, np.ones(4))
 
 
 def test_what_depends_on_unchanged_arguments_alone_is_computed_before_the_first_turn():
@@ -36,7 +45,7 @@ def test_what_depends_on_unchanged_arguments_alone_is_computed_before_the_first_
     def attend(x, keys):
         return jnp.cos(x) + plan(keys)[0]
 
-    text = jax.jit(lambda *given: repeated(attend, 7, *given)).lower(jnp.ones(4), jnp.arange(3.0)).as_text()
+    text = jax.jit(lambda *given: repeated(attend, (), 7, *given)).lower(jnp.ones(4), jnp.arange(3.0)).as_text()
     before, _, loop = text.partition("stablehlo.while")
     assert "stablehlo.sort" in before and "stablehlo.sort" not in loop
     assert "stablehlo.cosine" in loop
@@ -44,7 +53,7 @@ def test_what_depends_on_unchanged_arguments_alone_is_computed_before_the_first_
 
 def test_turns_of_which_none_needs_the_one_before_are_refused():
     with pytest.raises(ValueError, match="no result has the shape and dtype of an argument"):
-        repeated(lambda x: x.sum(), 3, jnp.ones(4))
+        repeated(lambda x: x.sum(), (), 3, jnp.ones(4))
 
 
 def test_a_launch_that_fails_leaves_the_times_of_the_others(monkeypatch):

@@ -12,6 +12,7 @@ COMPILED = Cases(
         "tpu-calibration": "tpu_recompiled.recompiled",
         "tpu-chip-times": "chip_times.compared",
         "tpu-peers": "tpu_peers.peers",
+        "tpu-products": "tpu_products.products",
         "tpu-recurrent": "tpu_recurrent.recurrent",
         "tpu-rows": "tpu_rows.rows",
         "tune": "tpu_tune.tune",

@@ -1,4 +1,4 @@
-"""Adds up the time of a step on TPUs: kernels simulated, products as the compiler estimates them, and the rest.
+"""Adds up the time of a step on TPUs: kernels simulated, products as the compiler expects them, and the rest.
 
 What is neither is counted with constants that are named here. No whole step of ours was measured.
 """
@@ -6,15 +6,15 @@ What is neither is counted with constants that are named here. No whole step of 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from scripts.cases import Row
-from scripts.compiled_code.layer_ops import LAUNCH, estimated_cycles, product_cycles
+from scripts.compiled_code.layer_ops import LAUNCH, estimated_cycles
 from scripts.compiled_code.simulated import Launch, compile_launch, simulate
-from scripts.compiled_code.step_models import Matrix, Model, on_device
+from scripts.compiled_code.step_models import Model, on_device
 from scripts.compiled_code.tpu_chips import CHIPS
 from scripts.compiled_code.tpu_experts import Experts, experts_launch, experts_take
 from scripts.compiled_code.tpu_kernels import (
@@ -22,12 +22,12 @@ from scripts.compiled_code.tpu_kernels import (
     MIXED_TOKENS,
     SEQS,
     Heads,
-    arrays_of,
     attention_kernel,
     batch_of,
     fused_kernel,
     kv_write_kernel,
 )
+from scripts.compiled_code.tpu_products import product_seconds
 from scripts.compiled_code.tpu_recurrent import conv, delta, recurrent_launch
 
 OPERATIONS, MIXED_OPERATIONS = 12, 2
@@ -40,12 +40,8 @@ HOP = 1e-6
 BLOCK = 128
 SHORT = 1024
 """Keys of the second simulated decode: a sequence takes time whatever it has, and each key more."""
-ROWS = (64, 1024)
-"""Numbers of rows that products are compiled for; others lie between two of them."""
 EXPERT_TOKENS = 512
 """Tokens for which experts' matrices are read once."""
-STACK = 40
-"""Layers of a compiled product's matrix: more bytes than VMEM has, into which it would else be moved beforehand."""
 
 
 class Chunks(NamedTuple):
@@ -101,15 +97,6 @@ class Found:
 
         return self._kept(f"{target}, {name}", run)
 
-    def product(self, target: str, rows: int, inputs: int, outputs: int) -> float:
-        """Return the microseconds of a product with one layer's matrix of a stack, as the compiler estimates it."""
-
-        def run() -> tuple[float, float]:
-            cycles = product_cycles(_product_text(target, rows, inputs, outputs))
-            return cycles / CHIPS[target].clock * 1e6, 2.0 * inputs * outputs
-
-        return self._kept(f"{target}, {rows} x {inputs} x {outputs}", run)[0]
-
     def ragged(self, target: str, experts: Experts, tokens: int) -> tuple[float, float]:
         """Return what XLA's products of experts take, as `tpu-experts` counts them: matrices at HBM's peak, and the
         estimate of the other operations."""
@@ -129,20 +116,6 @@ class Found:
                 self._file.write_text(json.dumps(self._found, indent=1) + "\n", encoding="utf-8")
         us, moved = self._found[key]
         return us, moved
-
-
-def _product_text(target: str, rows: int, inputs: int, outputs: int) -> str:
-    import jax
-    import jax.numpy as jnp
-
-    def run(x, stack, layer):
-        return x @ jax.lax.dynamic_index_in_dim(stack, layer, keepdims=False)
-
-    array, _ = arrays_of(CHIPS[target])
-    layers = max(STACK, -(-STACK * 4096 * 4096 // (inputs * outputs)))
-    arguments = (array((rows, inputs), jnp.bfloat16), array((layers, inputs, outputs), jnp.bfloat16), array(()))
-    with jax.set_mesh(arguments[0].sharding.mesh):
-        return jax.jit(run).lower(*arguments).compile().as_text()
 
 
 class StepTimes:
@@ -171,7 +144,11 @@ class StepTimes:
         kernels, moved = self._kernels(decodes, keys, prompts)
         matrices = model.matrices(count)
         logit_rows = decodes + (0 if prompts is None else len(prompts.spans))
-        products = sum(m.layers * self._product(m, logit_rows if m is matrices[-1] else tokens) for m in matrices)
+        rows = [tokens] * (len(matrices) - 1) + [logit_rows]
+        products = sum(
+            matrix.layers * product_seconds(self._target, number, matrix.inputs, matrix.outputs)
+            for matrix, number in zip(matrices, rows, strict=True)
+        )
         operations = model.layers * (OPERATIONS + (0 if prompts is None else MIXED_OPERATIONS))
         operations += model.layers * EXPERT_OPERATIONS * (model.experts is not None)
         launches = (operations - sum(matrix.layers for matrix in matrices)) * LAUNCH / chip.clock
@@ -187,12 +164,6 @@ class StepTimes:
             "ms": seconds * 1e3,
             "bound": (own_bytes + moved) / chip.hbm * 1e3,
         }
-
-    def _product(self, matrix: Matrix, rows: int) -> float:
-        """Return the seconds of a product: the compiler's estimate, at least its bytes at 0.9 of HBM's peak."""
-        times = partial(self._found.product, self._target, inputs=matrix.inputs, outputs=matrix.outputs)
-        bytes_alone = 2 * matrix.inputs * matrix.outputs / (0.9 * CHIPS[self._target].hbm)
-        return max(between(ROWS, rows, times) / 1e6, bytes_alone)
 
     def _kernels(self, decodes: int, keys: float, prompts: Chunks | None) -> tuple[float, float]:
         """Return microseconds and bytes of all kernels."""
@@ -211,10 +182,9 @@ class StepTimes:
                 whole = simulated_chunks().pairs(heads.window)
                 share = prompts.pairs(heads.window) / whole
                 add(self._attention("prompts", attention_kernel, own, "mixed"), layers * share)
-                add(
-                    self._attention("writes of a mixed step", kv_write_kernel, own, "mixed"),
-                    layers * prompts.tokens / MIXED_TOKENS,
-                )
+                written = Heads(own.kv, 1, own.dim)  # whatever attends
+                writes = self._attention("writes of a mixed step", kv_write_kernel, written, "mixed")
+                add(writes, layers * prompts.tokens / MIXED_TOKENS)
         if model.experts is not None:
             add(self._experts(tokens), model.layers)
         if model.linear:
@@ -249,20 +219,6 @@ class StepTimes:
         us, moved = self._found.launch(self._target, f"{own}, {rows} tokens", launch)
         times = max(tokens / rows, 1)
         return us * times, moved * times
-
-
-def between(points: Sequence[int], x: float, value: Callable[[int], float]) -> float:
-    """Return a value at x on the lines between points; before the first it is the first's, after the last it grows as
-    x does."""
-    if x <= points[0]:
-        return value(points[0])
-    if x >= points[-1]:
-        return value(points[-1]) * x / points[-1]
-    after = next(place for place, point in enumerate(points) if point >= x)
-    low, high = points[after - 1], points[after]
-    if x == high:
-        return value(high)
-    return value(low) + (value(high) - value(low)) * (x - low) / (high - low)
 
 
 def line(at: dict[int, tuple[float, float]], x: float, place: int) -> float:

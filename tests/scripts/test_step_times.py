@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.compiled_code import step_times
 from scripts.compiled_code.step_models import MODELS
-from scripts.compiled_code.step_times import Chunks, Found, StepTimes, between, line, simulated_chunks
+from scripts.compiled_code.step_times import Chunks, Found, StepTimes, line, simulated_chunks
 
 
 class Made(Found):
-    """Finds launches of 20 microseconds and 20 MB, of decodes with 1,024 keys 8, and products at HBM's peak."""
+    """Finds launches of 20 microseconds and 20 MB, of decodes with 1,024 keys 8."""
 
     def __init__(self):
         self.names = []
@@ -18,9 +17,6 @@ class Made(Found):
     def launch(self, target, name, make):
         self.names.append(name)
         return (8.0, 8e6) if "1024 keys" in name else (20.0, 2e7)
-
-    def product(self, target, rows, inputs, outputs):
-        return 1e6 * rows / 64 * 2 * inputs * outputs / 1640e9
 
     def ragged(self, target, experts, tokens):
         return 100.0, 1e8
@@ -62,16 +58,13 @@ def test_pairs_are_those_that_a_window_lets_a_query_see(window):
     assert Chunks(spans).tokens == len(seen)
 
 
-def test_values_between_points_lie_on_lines_and_grow_as_x_after_the_last():
-    values = {10: 1.0, 20: 3.0, 40: 4.0}
-    found = [between(tuple(values), x, values.__getitem__) for x in (1, 10, 15, 20, 30, 40, 80)]
-    assert found == [1, 1, 2, 3, 3.5, 4, 8]
+def test_a_line_goes_through_two_points_and_is_level_through_one():
     assert line({4: (1.0, 2.0), 8: (3.0, 2.0)}, 10, 0) == 4 and line({4: (1.0, 2.0)}, 9, 1) == 2
 
 
-def test_what_is_kept_in_a_file_is_not_made_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(step_times, "_product_text", lambda *_: "ENTRY %main (x: s32) -> s32 {\n}\n")
+def test_what_is_kept_in_a_file_is_not_made_again(tmp_path):
     file = tmp_path / "kept.json"
-    assert Found(tmp_path, file).product("v6e", 64, 2, 3) == 0
-    monkeypatch.setattr(step_times, "_product_text", lambda *_: pytest.fail("made again"))
-    assert Found(tmp_path, file).product("v6e", 64, 2, 3) == 0
+    file.write_text('{"v6e, one": [3.0, 4.0]}')
+    assert Found(tmp_path, file).launch("v6e", "one", lambda: pytest.fail("made again")) == (3.0, 4.0)
+    with pytest.raises(ValueError, match="another"):
+        Found(tmp_path, file).launch("v6e", "two", lambda: int("another"))

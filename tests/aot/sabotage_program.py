@@ -1,7 +1,7 @@
 """Sabotage a compiled kernel, and print what the simulation of each attempt says, as JSON.
 
 Run by `test_aot_sabotage.py` inside the environment with libtpu. Each wait and each DMA of the kernel's schedule is
-taken out once, and each DMA is started twice.
+taken out once; each DMA is started twice, and each wait waits for more than comes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ def attempts(text: str) -> Iterator[tuple[str, str]]:
     instructions = [body.rpartition("}")[0].strip().split("  ;;  ") for _, _, body in bundles]
     places = [(line, place) for line, found in enumerate(instructions) for place in range(len(found))]
 
-    def without(*gone: tuple[int, int], twice: tuple[int, int] | None = None) -> str:
+    def changed(instead: dict[tuple[int, int], list[str]]) -> str:
         lines = []
         for number, ((head, brace, _), found) in enumerate(zip(bundles, instructions, strict=True)):
-            kept = [x for place, x in enumerate(found) if (number, place) not in gone]
-            kept += [found[twice[1]]] if twice and twice[0] == number else []
+            kept = [x for place, text in enumerate(found) for x in instead.get((number, place), [text])]
             lines.append(f"{head}{brace} {'  ;;  '.join(kept)} }}" if brace else head)
         return "\n".join(lines)
 
@@ -40,10 +39,13 @@ def attempts(text: str) -> Iterator[tuple[str, str]]:
         if wait := WAIT.search(instruction):
             taken = f"vsyncadd {wait[1]},"
             end = next(later for later in places[at:] if taken in instructions[later[0]][later[1]])
-            yield f"a wait less, line {line}", without((line, place), end)
+            yield f"a wait less, line {line}", changed({(line, place): [], end: []})
+            more = re.sub(r", (\d+)$", lambda amount: f", {int(amount[1]) + 1}", instruction)
+            assert more != instruction, instruction
+            yield f"a wait longer, line {line}", changed({(line, place): [more]})
         elif COPY.search(instruction):
-            yield f"a DMA less, line {line}", without((line, place))
-            yield f"a DMA twice, line {line}", without(twice=(line, place))
+            yield f"a DMA less, line {line}", changed({(line, place): []})
+            yield f"a DMA twice, line {line}", changed({(line, place): [instruction] * 2})
 
 
 def figures(launch: Launch, dumps: Path, target: str) -> list[float | str]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from scripts.cases import Row
 from scripts.compiled_code.compilers import need_compiler, schedule_dumps
 from scripts.compiled_code.step_models import MODELS
@@ -78,9 +80,13 @@ def served_loads(kept: Path | None = None) -> Iterator[Row]:
       estimate ms          the same
       decode ms            of a step in which all sequences decode, halfway through their answers
 
+    The last rows say, for each engine, which factor of the estimate's milliseconds, and how many besides for a step and
+    for a sequence, are nearest to the published ones: what a host takes grows with sequences and with nothing else.
+
     KEPT is the file of `whole-steps`.
     """
     need_compiler("tpu")
+    rows: list[Row] = []
     with schedule_dumps() as dumps:
         found = Found(dumps, kept)
         for load in published():
@@ -88,7 +94,7 @@ def served_loads(kept: Path | None = None) -> Iterator[Row]:
             times = StepTimes(target, int(count), MODELS[load.model], found)
             rate, step = serve(load, _seconds_of(times, int(count)))
             decode = times.parts(load.at_once, load.inputs + load.outputs / 2)["ms"]
-            yield {
+            row: Row = {
                 "engine": load.engine,
                 "device": load.device,
                 "model": load.model,
@@ -103,6 +109,21 @@ def served_loads(kept: Path | None = None) -> Iterator[Row]:
                 "decode ms": decode,
                 "source": load.source,
             }
+            rows.append(row)
+            yield row
+    for engine in dict.fromkeys(row["engine"] for row in rows):
+        yield dict.fromkeys(rows[0]) | {"engine": engine, "source": fitted(rows, engine)}
+
+
+def fitted(rows: list[Row], engine: str) -> str:
+    """Say how an engine's published milliseconds follow from the estimated ones and the number of sequences."""
+    own = [row for row in rows if row["engine"] == engine]
+    estimates = np.array([[row["estimate ms"], 1.0, row["at once"]] for row in own])
+    published = np.array([row["published ms"] for row in own])
+    (factor, step, sequence), *_ = np.linalg.lstsq(estimates, published, rcond=None)
+    worst = np.abs(estimates @ (factor, step, sequence) - published).max()
+    text = f"{factor:.2f} x estimate + {step:.1f} ms + {sequence:.3f} ms a sequence"
+    return f"published ms = {text}, at most {worst:.1f} ms off in {len(own)} rows"
 
 
 def _seconds_of(times: StepTimes, count: int) -> Callable[[int, float, Chunks | None], float]:

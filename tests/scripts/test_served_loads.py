@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.compiled_code.served_loads import Load, host_seconds, published, serve
+from scripts.compiled_code.served_loads import Load, fitted, host_seconds, published, serve
 from scripts.compiled_code.step_models import MODELS
 
 LOAD = Load("", "", "", 100, 10, 4, 12, 64, 0.0, 0.0, "")
@@ -47,3 +47,10 @@ def test_the_host_takes_what_was_measured():
     assert host_seconds(128, 1) == pytest.approx(3.1e-3, rel=0.05)
     assert host_seconds(128, 8) == pytest.approx(3.9e-3, rel=0.05)
     assert host_seconds(256, 1) == pytest.approx(4.7e-3, rel=0.05)
+
+
+def test_what_published_times_have_besides_the_estimate_is_told_apart():
+    loads = [(4.0, 8), (6.0, 8), (5.0, 64), (12.0, 256), (20.0, 32)]
+    rows = [{"engine": "x", "estimate ms": ms, "at once": n, "published ms": 1.25 * ms + 2 + n / 20} for ms, n in loads]
+    text = fitted([*rows, {"engine": "y", "estimate ms": 1, "at once": 1, "published ms": 99}], "x")
+    assert text == "published ms = 1.25 x estimate + 2.0 ms + 0.050 ms a sequence, at most 0.0 ms off in 5 rows"

@@ -34,9 +34,8 @@ def whole_steps(
                    other figure
       kernels      attention, writes, experts and recurrences, simulated at a device's shapes (`scalar_core`); of other
                    numbers of keys on the line through 1,024 and 4,096
-      products     the other matrices, logits among them, as the compiler estimates each by itself, at least their bytes
-                   at 0.9 of HBM's peak
-      launches     1,800 cycles for each other operation of a layer
+      products     the other matrices, logits among them, as the compiler expects them (`tpu-products`)
+      launches     1,800 cycles for each other operation of a layer; prompts of recurrent layers count nothing else
       collectives  two all-reduces a layer: a ring's bytes over the link, and a microsecond for each of its turns
       ms           all of these one after the other, as nothing is known to overlap
       bound        all bytes at HBM's peak

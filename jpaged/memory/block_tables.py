@@ -39,7 +39,8 @@ class RequestBlocks:
         begun: arguments of the first `begin`; None before it.
         parts_at: leading tokens that layers without windows had cached when it began: its prompt parts from another
             one there, and later ones may, too.
-        junction: leading tokens after which its prompt parts from a recent one inside that; 0 = none.
+        junction: leading tokens after which its prompt parts from a recent one inside that, or the next one's probably
+            from it, where no recent one began so; 0 = none.
         leaves_less: whether it leaves less for later requests than its policies would, see `leave_less`.
         item_end: leading tokens up to the end of the prompt's last item: another question about it parts there; 0 =
             none.

@@ -217,6 +217,16 @@ def begin(manager, seq_id, said, **asked):
     run(manager, seq_id, said, manager.match_prefix(seq_id, said))
 
 
+def test_a_running_prompt_that_begins_like_no_other_keeps_its_last_regular_state():
+    manager, document = manager_of(num_pages=80), tokens(2 * INTERVAL)
+    begin(manager, 0, [*document, *tokens(5, 500)])
+    crowd(manager, 1)
+    assert manager.cached_prefix([*document, 999]) == len(document), "another question about it may come"
+    manager.free(0)
+    crowd(manager, 10, 12)
+    assert manager.cached_prefix([*document, 999]) == 0
+
+
 def levels(manager):
     return sorted(key.level for _, key in manager.parts.allocator.groups[1].evictable.items())
 

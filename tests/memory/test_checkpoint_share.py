@@ -292,7 +292,7 @@ def test_a_request_fits_by_the_cheap_look_wherever_it_fits(shared, more, answer,
 
     def spare(**known):
         """How many blocks others may take for it to fit."""
-        need = Need(length, prompt_tokens=len(said), **known)
+        need = Need(length, prompt_tokens=len(said), leaves_nothing="seq_id" not in known, **known)
         return bisect_left(range(200), True, key=lambda n: manager.can_admit(need, reserved=[n, 0]) is not Fit.OK)
 
     most = spare(cached_tokens=length - 1)

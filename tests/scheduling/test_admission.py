@@ -179,7 +179,8 @@ def test_prefix_caching_refuses_no_request_for_what_it_could_leave(prompt, outpu
         fits = (n for n in range(1, 100) if accepts(make_scheduler(n, groups=groups, **options), request))
         return next(fits)
 
-    assert (least := pages(prefix_caching=True)) == pages(prefix_caching=False)
+    least = pages(prefix_caching=True)
+    assert least == pages(prefix_caching=False)
     Loop(make_scheduler(least, groups=groups, prefix_caching=True)).run(request, most_steps=4 * (prompt + output))
     assert request.sequences[0].output_token_ids == alone(request, groups)[0]
 

@@ -181,7 +181,7 @@ class CapacityCheck:
         Args:
             pinned_tokens: leading tokens that need no blocks, because they lie in pinned ones.
         """
-        return self._fits_empty(self._missing(self._size(lifetime), pinned_tokens))
+        return self._fits_empty(self._missing(self._size(lifetime, pinned_tokens), pinned_tokens))
 
     def is_tight(self, lifetime: Lifetime) -> bool:
         """Tell whether the request could fail to fit the same pool where its blocks are not packed.
@@ -258,15 +258,15 @@ class CapacityCheck:
 
     # Blocks that a request takes.
 
-    def _size(self, demand: Lifetime | Need) -> _Size:
+    def _size(self, demand: Lifetime | Need, cached: int = 0) -> _Size:
         groups: list[tuple[Policy, int]] = request_groups(self._groups, demand.encoder_tokens, demand.prompt_tokens)
         if isinstance(demand, Need):
             if demand.seq_id is not None:
                 groups = self._sequences[demand.seq_id].request.groups  # its prefix is decided, and so are these
             elif demand.leaves_nothing:
-                groups = _least(groups, 0)
+                groups = _least(groups, 0, 0)
         else:  # one that runs alone is made to leave nothing else for later requests, see `MemoryManager.leave_less`
-            groups = _least(groups, demand.kept_tokens)
+            groups = _least(groups, cached, demand.kept_tokens)
         length, prompt = demand.num_tokens, demand.prompt_tokens
         shared = length if prompt is None else min(prompt, length)
         return _Size(length, demand.num_seqs, shared, groups, demand.held_blocks)
@@ -300,10 +300,12 @@ class CapacityCheck:
         return peak, total, (size.num_seqs - 1) * min(peak, len(policy.placed(diverging, block_size)))
 
 
-def _least(groups: Sequence[tuple[Policy, int]], kept: int) -> list[tuple[Policy, int]]:
-    """Return the policies with which a request takes the least: no state stays but the one that it needs, and the one
-    after `kept` tokens."""
-    return [(policy.for_prefix(0, kept).for_little_room(0, kept, at_end=False), size) for policy, size in groups]
+def _least(groups: Sequence[tuple[Policy, int]], cached: int, kept: int) -> list[tuple[Policy, int]]:
+    """Return the policies with which a request that begins with `cached` tokens takes the least: no state stays but the
+    one that it needs, and the one after `kept` tokens."""
+    return [
+        (policy.for_prefix(cached, kept).for_little_room(cached, kept, at_end=False), size) for policy, size in groups
+    ]
 
 
 def _count(policy: Policy, entries: int, block_size: int) -> int:

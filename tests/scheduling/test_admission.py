@@ -187,3 +187,22 @@ def test_prefix_caching_refuses_no_request_for_what_it_could_leave(prompt, outpu
 
 def accepts(scheduler, request) -> bool:
     return scheduler.admission.is_possible(request, scheduler.admission.lifetime(request))
+
+
+@pytest.mark.parametrize("more, output", [(1, 3), (9, 20), (30, 2), (20, 40)])
+@pytest.mark.parametrize("pinned", [8, 20, 40])
+def test_a_hybrids_request_after_a_pinned_prefix_ends_in_every_pool_that_accepts_it(pinned, more, output):
+    groups = [group("full", layer_bytes=8), group("state", interval=8, layer_bytes=40)]
+    accepted = 0
+    for pages in range(pinned // 4 + 10, 80):
+        loop = Loop(make_scheduler(pages, groups=groups, prefix_caching=True, budget=64))
+        head, request = make_request(range(pinned + 1), 1), make_request(range(pinned + more), output)
+        head.kept_tokens = pinned
+        loop.run(head)
+        assert PinnedSequences(loop.scheduler.memory, 1).pin(-1, list(range(pinned)))
+        if accepts(loop.scheduler, request):
+            loop.run(request, most_steps=20 * (pinned + more + output))
+            assert request.sequences[0].output_token_ids == alone(request, groups)[0]
+            if (accepted := accepted + 1) == 3:
+                return
+    raise AssertionError("no pool accepts it")

@@ -40,6 +40,8 @@ BENCHMARKS = Cases(
         "perplexity": "perplexity.perplexities",
         "rounded-activations": "rounded_activations.rounded_activations",
         "against-vllm": "against_vllm.against_vllm",
+        "placement": "orders.placement",
+        "eviction-time": "orders.eviction_time",
         "several-turns": "several_turns.several_turns",
         "public-reports": "public_reports.public_reports",
         "vllm-judge": "vllm_judge.vllm_judge",

@@ -155,15 +155,18 @@ class Counters:
 
     def dispatched(self, steps: Sequence[ScheduledStep]) -> None:
         """Count the steps of all replicas that are dispatched together."""
-        self.num_steps += any(step.chunks for step in steps)
+        self.num_steps += any(step.num_chunks for step in steps)
         self.num_tokens += sum(step.num_tokens for step in steps)
         self.num_adapter_loads += sum(len(step.work_of(LOADS)) for step in steps)
         self.num_encoded_images += sum(len(step.work_of(ENCODES)) for step in steps)
 
     def read(self, step: ScheduledStep) -> None:
         """Count the results of a step that was read back, before the scheduler processes them."""
-        started = {}
-        for sample in step.samples:
+        seqs, requests = step.decodes.seqs, step.decodes.requests
+        self.num_output_tokens += len([seq for seq in seqs if seq.finish_reason is None])
+        new = [request for request in requests if request.first_token_time is None]
+        started = {request.request_id: request for request in new if request.live}
+        for sample in step.other_samples:
             request, seq, chunk = sample
             if seq.finish_reason is None and not chunk.drafts and not (step.is_constrained and sample.is_overtaken):
                 self.num_output_tokens += 1

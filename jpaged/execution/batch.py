@@ -16,7 +16,8 @@ from jpaged.execution.mesh import HostOrDevice
 from jpaged.execution.token_rows import token_rows
 from jpaged.memory import NoTable
 from jpaged.scheduling.admission import common_prefix
-from jpaged.scheduling.step import Chunk, ScheduledStep
+from jpaged.scheduling.request import Sequence
+from jpaged.scheduling.step import ScheduledStep
 
 
 class StepBatch(NamedTuple):
@@ -99,11 +100,13 @@ class BatchBuilder:
             RuntimeError: a block id or row is out of the pool's range (JAX would clamp it silently), or there are more
                 different adapters than places.
         """
-        for chunk in step.chunks:
+        for place, tables_of in step.decodes.tables.items():
+            self._refresh(step.decodes.seqs[place], tables_of)
+        for chunk in step.others:
             if chunk.tables is not None:
-                self._refresh(chunk)
-        chunks, num_seqs = step.chunks, len(step.chunks)
-        rows = token_rows(chunks, bucket)
+                self._refresh(chunk.seq, chunk.tables)
+        num_seqs = step.num_chunks
+        rows = token_rows(step, bucket)
         num_tokens = len(rows.seq_of_token)
         tables = []
         for table in self._tables:
@@ -112,7 +115,7 @@ class BatchBuilder:
             tables.append(padded)
         read = {kind: step.rows.get(kind, ()) for kind in self._kinds if bucket.holds(kind)}
         host = HostStep(
-            chunks,
+            step,
             rows.starts,
             rows.lengths,
             rows.seq_of_token,
@@ -143,17 +146,16 @@ class BatchBuilder:
             found[group_slice.start].update(cache.untabled_blocks(step))
         return [sorted(blocks) for blocks in found]
 
-    def _refresh(self, chunk: Chunk) -> None:
-        """Write what changed of a chunk's tables: mostly a block more, at the end of thousands."""
-        assert chunk.tables is not None
-        place = chunk.seq.row
-        for group, blocks in enumerate(chunk.tables):
+    def _refresh(self, seq: Sequence, tables: list[list[int]]) -> None:
+        """Write what changed of a sequence's tables: mostly a block more, at the end of thousands."""
+        place = seq.row
+        for group, blocks in enumerate(tables):
             sent = self._sent[group][place]
             first = common_prefix(blocks, sent)
             new = np.asarray(blocks[first:], np.int32)
             if new.size and (new.min() < -1 or new.max() >= self._num_blocks[group]):
                 raise RuntimeError(
-                    f"sequence {chunk.seq.seq_id}: block ids {new.min()}..{new.max()} of group {group} "
+                    f"sequence {seq.seq_id}: block ids {new.min()}..{new.max()} of group {group} "
                     f"are outside [0, {self._num_blocks[group]})"
                 )
             row = self._tables[group][place]
@@ -163,10 +165,11 @@ class BatchBuilder:
 
     def _sample_at(self, step: ScheduledStep, ends: Int[np.ndarray, " seqs"]) -> np.ndarray:
         sample_at = np.zeros(self._max_num_seqs, np.int32)
-        sampled = [chunk for _, _, chunk in step.samples]
-        if sampled == step.chunks[: len(sampled)]:  # a draw after each chunk, as in a step of decodes
-            sample_at[: len(sampled)] = ends[: len(sampled)] - 1
+        sampled, number = [chunk for _, _, chunk in step.other_samples], step.num_samples
+        if sampled == step.others[: len(sampled)]:  # a draw after each chunk, as in a step of decodes
+            sample_at[:number] = ends[:number] - 1
             return sample_at
+        sampled = [chunk for _, _, chunk in step.samples]
         before = {c.seq.seq_id: int(end) - c.start - c.length for c, end in zip(step.chunks, ends, strict=True)}
         sample_at[: len(sampled)] = [before[c.seq.seq_id] + c.start + c.length - 1 for c in sampled]
         return sample_at

@@ -145,7 +145,7 @@ class Runner:
         readings = Readings(partial(self.read, forward))
         if not any(step.draws_late for step in steps):
             readings.start()
-        return [InFlight(step, readings, r) if step.chunks else None for r, step in enumerate(forward.steps)]
+        return [InFlight(step, readings, r) if step.num_chunks else None for r, step in enumerate(forward.steps)]
 
     def work_on_pool(self, steps: Sequence[ScheduledStep]) -> None:
         """Start what changes the pool before the steps' tokens are computed."""
@@ -162,7 +162,7 @@ class Runner:
 
     def forward(self, steps: Sequence[ScheduledStep]) -> ForwardPass | None:
         """Start the model over the steps' tokens; None when there are none."""
-        if not any(step.chunks for step in steps):
+        if not any(step.num_chunks for step in steps):
             return None
         if steps[0].undrafted:  # replicas have no drafts
             steps = [self._drafter.fill(steps[0])]
@@ -171,7 +171,7 @@ class Runner:
         recording = None
         if self.recorder is not None:  # replicas have none
             recording = self.recorder.record(self._memory_of(steps[0]), steps[0], batches[0], bucket)
-        self.worker.compute(stack(self.mesh, batches), bucket, len(steps[0].samples))
+        self.worker.compute(stack(self.mesh, batches), bucket, steps[0].num_samples)
         return ForwardPass(steps, batches, recording)
 
     def read(self, forward: ForwardPass) -> list[Reading]:
@@ -185,7 +185,7 @@ class Runner:
             (step,) = steps
             bucket = padded_bucket(step.num_tokens, self.settings.max_num_seqs, images=self.settings.images)
             return replace(bucket, adapters=self.settings.adapters)
-        sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
+        sizes = [(step.num_tokens, step.num_chunks) for step in steps]
         reads, adapted = (any(step.rows.get(kind) for step in steps) for kind in (ImageFeatures.kind, Adapters.kind))
         bucket = self.buckets.common(sizes, images=reads, adapters=adapted)
         model = self.worker.model

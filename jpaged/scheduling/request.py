@@ -194,9 +194,9 @@ class Request:
 
     @cached_property
     def is_plain(self) -> bool:
-        """True if a sequence's next token takes only a row of the step and what the request holds: it has no pooled
-        vector, beam or rules."""
-        return not (self.pooling or self.needs_host or self.has_rules)
+        """True if its next token takes only a row of the step and what the request holds: it has one sequence, and no
+        pooled vector, beam or rules."""
+        return len(self.sequences) == 1 and not (self.pooling or self.needs_host or self.has_rules)
 
     @property
     def kept_prefixes(self) -> list[tuple[int, float]]:

@@ -22,7 +22,7 @@ from jpaged.scheduling.request import Request, Sequence, Status, Stop, find_stop
 from jpaged.scheduling.restart import begin_again
 from jpaged.scheduling.speculation import Speculation, StepCosts
 from jpaged.scheduling.speculation.drafting import Drafting, drafts_kept
-from jpaged.scheduling.step import Chunk, ScheduledStep, StepPlan, decodes_due
+from jpaged.scheduling.step import Chunk, Decodes, ScheduledStep, StepPlan, decodes_due
 from jpaged.scheduling.tier_prefetch import TierPrefetch
 from jpaged.scheduling.top_tokens import TopTokens
 from jpaged.scheduling.work_kinds import make_work
@@ -355,7 +355,9 @@ class Scheduler:
         Until then the prefix cache knows none of its blocks, since the step might never run.
         """
         self.memory.dispatched()
-        for chunk in step.chunks:
+        for seq in [seq for seq in step.decodes.seqs if seq.num_computed >= seq.capacity]:
+            self.allocation.commit(seq)
+        for chunk in step.others:
             seq = chunk.seq
             if chunk.length > 1 or seq.num_computed >= seq.capacity:
                 self.allocation.commit(seq)
@@ -378,9 +380,12 @@ class Scheduler:
         now, drafting = time.monotonic(), self._drafting
         # Grammars may raise, so they come first: a token that was appended is trusted by `begin_again`.
         # Which of a sequence's drafts count is known one by one, and a run would stand between them.
-        verified = {chunk.seq for chunk in step.chunks if chunk.drafts} if step.is_constrained else frozenset()
+        verified = {chunk.seq for chunk in step.others if chunk.drafts} if step.is_constrained else frozenset()
         ended = self.constrained.follow(step, tokens, verified) if step.is_constrained else {}
-        for row, (sample, token, logprob) in enumerate(zip(step.samples, tokens, logprobs, strict=True)):
+        number = step.decodes.number
+        self._take_decodes(step.decodes, tokens[:number], logprobs[:number], top, now, finished)
+        others = zip(step.other_samples, tokens[number:], logprobs[number:], strict=True)
+        for row, (sample, token, logprob) in enumerate(others, number):
             request, seq, chunk = sample
             drafts = chunk.drafts
             if step.is_constrained and sample.is_overtaken and not drafts:
@@ -429,6 +434,39 @@ class Scheduler:
         if drafting is not None:
             drafting.learn(step, went_on, self._draft_rows)
         return finished
+
+    def _take_decodes(
+        self,
+        decodes: Decodes,
+        tokens: Seq[int],
+        logprobs: Seq[float],
+        top: TopTokens | None,
+        now: float,
+        finished: list[Request],
+    ) -> None:
+        """Append the tokens of plain decodes, which know no drafts, beams or grammars; add the requests that finish to
+        `finished`."""
+        commit = self.allocation.commit
+        rows = zip(decodes.requests, decodes.seqs, tokens, logprobs, strict=True)
+        for row, (request, seq, token, logprob) in enumerate(rows):
+            seq.num_pending -= 1
+            if seq.finish_reason is not None:
+                continue
+            if request.first_token_time is None:
+                request.first_token_time = now
+            if top is not None and request.params.logprobs is not None:
+                seq.logprobs.append((logprob, top.row(row, request.params.logprobs)))
+            token_ids = seq.token_ids
+            token_ids.append(token)
+            seq.cumulative_logprob += logprob
+            length = len(token_ids)
+            if length >= seq.capacity and seq.row >= 0:
+                commit(seq)  # the token ends a block that a step on its way fills
+            # All else goes on, which saves a call of every token.
+            if token in request.stop_ids or length >= request.max_total_tokens or seq.stop_search is not None:
+                stop = find_stop(request, seq)
+                if stop is not None and self.finish(request, seq, *stop):
+                    finished.append(request)
 
     def _append_forced(self, request: Request, seq: Sequence) -> Stop | None:
         """Append the tokens that a grammar forces after the newest one; return why one of them ends the sequence."""

@@ -61,7 +61,7 @@ class HostStep(NamedTuple):
     """Describes a step as the host knows it, before padding; a kind of layer makes its arrays from it.
 
     Attributes:
-        chunks: what is computed, one chunk a sequence of the batch.
+        planned: the step as the scheduler made it; its chunks are the sequences of the batch.
         starts, lengths: the chunks' starts and lengths, in tokens.
         seq_of_token: which chunk each token belongs to.
         positions: the tokens' positions in their sequences.
@@ -71,7 +71,7 @@ class HostStep(NamedTuple):
         memo: what `LayerCache.memo` made for the batches of this builder.
     """
 
-    chunks: Sequence[Chunk]
+    planned: ScheduledStep
     starts: Int[np.ndarray, " seqs"]
     lengths: Int[np.ndarray, " seqs"]
     seq_of_token: Int[np.ndarray, " tokens"]
@@ -80,6 +80,11 @@ class HostStep(NamedTuple):
     padded_seqs: int
     rows: Mapping[str, Sequence[Any]] = MappingProxyType({})
     memo: Any = None
+
+    @property
+    def chunks(self) -> Sequence[Chunk]:
+        """Return what is computed, one chunk a sequence of the batch; a step makes them where they are asked for."""
+        return self.planned.chunks
 
     def first_rows(self) -> dict[int, int]:
         """Return for each sequence, by its id, the row of a token less the token's position."""

@@ -152,16 +152,17 @@ class BatchBuilder:
         for group, blocks in enumerate(tables):
             sent = self._sent[group][place]
             first = common_prefix(blocks, sent)
-            new = np.asarray(blocks[first:], np.int32)
-            if new.size and (new.min() < -1 or new.max() >= self._num_blocks[group]):
+            new = blocks[first:]
+            if new and (min(new) < -1 or max(new) >= self._num_blocks[group]):
                 raise RuntimeError(
-                    f"sequence {seq.seq_id}: block ids {new.min()}..{new.max()} of group {group} "
+                    f"sequence {seq.seq_id}: block ids {min(new)}..{max(new)} of group {group} "
                     f"are outside [0, {self._num_blocks[group]})"
                 )
             row = self._tables[group][place]
             row[first : len(blocks)] = new
-            row[len(blocks) : len(sent)] = -1
-            sent[first:] = blocks[first:]
+            if len(sent) > len(blocks):
+                row[len(blocks) : len(sent)] = -1
+            sent[first:] = new
 
     def _sample_at(self, step: ScheduledStep, ends: Int[np.ndarray, " seqs"]) -> np.ndarray:
         sample_at = np.zeros(self._max_num_seqs, np.int32)

@@ -7,7 +7,7 @@ program, and ten times as long on eight.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -52,6 +52,13 @@ class Form:
 
     tree: Any
     parts: tuple[Part | None, ...]
+
+    def __hash__(self) -> int:
+        return self._hash  # each call of a program asks for it
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.tree, self.parts))
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("words", "placed"), meta_fields=("form",))

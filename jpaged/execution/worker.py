@@ -21,7 +21,7 @@ from jpaged.execution.compile.program import Compilations, Program
 from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.deterministic import launches
 from jpaged.execution.drafts import DraftProgram
-from jpaged.execution.mesh import num_replicas, platform, replicate, stack
+from jpaged.execution.mesh import num_replicas, platform, replicate, stack, to_host
 from jpaged.execution.pooling import HiddenStates
 from jpaged.execution.programs import ModelPrograms, TargetAndDraft
 from jpaged.execution.readouts.prompt_scores import ScoreOutput
@@ -124,7 +124,7 @@ class Worker:
         self.mesh = mesh
         self.announce: Callable[[str, tuple[Any, ...]], None] = _noop
         self.failed: Callable[[BaseException], None] = _noop
-        self.fetch: Callable[[Any], Any] = jax.device_get
+        self.fetch: Callable[[Any], Any] = to_host
         self.compilations = Compilations()
         self.programs = programs
         self.frees_memory = platform(mesh) == "cpu" and frees_memory()

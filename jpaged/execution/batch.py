@@ -13,6 +13,8 @@ from jpaged.execution.caches.base import HostStep
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.mesh import HostOrDevice
+from jpaged.execution.next_batch import DecodeBatches
+from jpaged.execution.packing import Packed, opened
 from jpaged.execution.token_rows import token_rows
 from jpaged.memory import NoTable
 from jpaged.scheduling.admission import common_prefix
@@ -92,9 +94,15 @@ class BatchBuilder:
             layout.spec.policy.kind for layout in spec.layout.groups if isinstance(layout.spec.policy, NoTable)
         ]
         self._max_num_seqs = max_num_seqs
+        self._decodes = DecodeBatches(self._caches)
 
     def build(self, step: ScheduledStep, bucket: Bucket) -> StepBatch:
-        """Return the arrays of a step, padded to `bucket`.
+        """Return the arrays of a step, padded to `bucket`; see `laid_out`."""
+        batch: StepBatch = opened(self.laid_out(step, bucket))
+        return batch
+
+    def laid_out(self, step: ScheduledStep, bucket: Bucket) -> StepBatch | Packed:
+        """Return the arrays of a step, padded to `bucket`; those of decodes that follow others are packed already.
 
         Raises:
             RuntimeError: a block id or row is out of the pool's range (JAX would clamp it silently), or there are more
@@ -105,6 +113,9 @@ class BatchBuilder:
         for chunk in step.others:
             if chunk.tables is not None:
                 self._refresh(chunk.seq, chunk.tables)
+        following = self._decodes.next(step, bucket, self._tables)
+        if following is not None:
+            return following
         num_seqs = step.num_chunks
         rows = token_rows(step, bucket)
         num_tokens = len(rows.seq_of_token)
@@ -124,7 +135,7 @@ class BatchBuilder:
             bucket.seqs,
             read,
         )
-        return StepBatch(
+        batch = StepBatch(
             tokens=rows.tokens,
             source_rows=rows.source_rows,
             positions=rows.positions,
@@ -137,6 +148,7 @@ class BatchBuilder:
             sample_at=self._sample_at(step, rows.query_starts[1 : num_seqs + 1]),
             reads_all=None if bucket.decode_only else np.array([bool(step.scored or step.pooled)]),
         )
+        return self._decodes.keep(step, bucket, batch)
 
     def blocks_of(self, step: ScheduledStep) -> list[list[int]]:
         """Return, for each group of the pool, the blocks that a step reads or writes, once its batch is built."""

@@ -19,6 +19,7 @@ from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.deterministic import padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
 from jpaged.execution.mesh import is_local, num_replicas, stack
+from jpaged.execution.packing import opened
 from jpaged.execution.pooling import PromptPooling
 from jpaged.execution.readouts.base import ForwardPass, InFlight, Reading, Readings, Readout
 from jpaged.execution.readouts.draws import Draws
@@ -167,7 +168,9 @@ class Runner:
         if steps[0].undrafted:  # replicas have no drafts
             steps = [self._drafter.fill(steps[0])]
         bucket = self._bucket_of(steps)
-        batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
+        batches = [builder.laid_out(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
+        if len(batches) > 1 or self.recorder is not None:
+            batches = [opened(batch) for batch in batches]
         recording = None
         if self.recorder is not None:  # replicas have none
             recording = self.recorder.record(self._memory_of(steps[0]), steps[0], batches[0], bucket)

@@ -92,6 +92,18 @@ class HostStep(NamedTuple):
         return {chunk.seq.seq_id: int(first) for chunk, first in zip(self.chunks, firsts, strict=True)}
 
 
+class NextDecodes(NamedTuple):
+    """Describes a step of the sequences that were decoded in the step before, one token each and no others.
+
+    Attributes:
+        positions: positions of their tokens, one more than before.
+        changed: rows of the sequences whose tables changed.
+    """
+
+    positions: Int[np.ndarray, " seqs"]
+    changed: Sequence[int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerCall:
     """Describes the step that a layer's operation belongs to, while it is traced.
@@ -155,6 +167,8 @@ class LayerCache(ABC):
     """Arrays of a `Batch` with an entry for each token; None = a step's tokens cannot be computed one by one."""
     by_seq: ClassVar[tuple[str, ...]] = ()
     """Arrays of a `Batch` with an entry for each sequence."""
+    follows: ClassVar[bool] = False
+    """True if `follow` makes the arrays of decodes from those before."""
     skips_unread_rows: ClassVar[bool] = False
     """True if `operate` takes `last_keys` of -1, see `jpaged.model_api.Attend`, or if results are not per token."""
 
@@ -201,6 +215,15 @@ class LayerCache(ABC):
         Raises:
             RuntimeError: a token has no block to be written to.
         """
+
+    def follow(self, arrays: Any, step: NextDecodes, layouts: Sequence[GroupLayout]) -> None:
+        """Turn the arrays of decodes into those that `batch` would make of the same sequences' next tokens; their
+        `table` is up to date.
+
+        Raises:
+            RuntimeError: as `batch`.
+        """
+        raise NotImplementedError(f"layer group {self.group.name!r} ({self.group.kind}) does not follow")
 
     def memo(self) -> Any:
         """Return what the batches of one builder share, which `batch` may change: it finds it in `HostStep.memo`."""

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from jpaged.memory import BlockCounts, TierStats
@@ -163,9 +164,10 @@ class Counters:
     def read(self, step: ScheduledStep) -> None:
         """Count the results of a step that was read back, before the scheduler processes them."""
         seqs, requests = step.decodes.seqs, step.decodes.requests
-        self.num_output_tokens += len([seq for seq in seqs if seq.finish_reason is None])
-        new = [request for request in requests if request.first_token_time is None]
-        started = {request.request_id: request for request in new if request.live}
+        self.num_output_tokens += [*map(attrgetter("finish_reason"), seqs)].count(None)
+        started = {}
+        if None in map(attrgetter("first_token_time"), requests):
+            started = {each.request_id: each for each in requests if each.first_token_time is None and each.live}
         for sample in step.other_samples:
             request, seq, chunk = sample
             if seq.finish_reason is None and not chunk.drafts and not (step.is_constrained and sample.is_overtaken):

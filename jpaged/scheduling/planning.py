@@ -106,15 +106,15 @@ def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocati
     Drafts are not considered: it is for schedulers without speculation.
     """
     holds, copies_made = allocation.holds, list[BlockCopy]()
-    requests, seqs, tables = list[Request](), list[Sequence](), dict[int, list[list[int]]]()
-    starts, sources = list[int](), list[int]()
+    requests, seqs, full = list[Request](), list[Sequence](), list[Sequence]()
+    starts, sources, tables = list[int](), list[int](), dict[int, list[list[int]]]()
     row = plan.num_samples
     ended = 0
     # One loop over a step's hundreds of sequences: what they have in common is looked at after it.
     for request in islice(running, position, None):
-        if not request.is_plain:
+        seq = request.plain_sequence
+        if seq is None:
             break
-        (seq,) = request.sequences
         start, pending = seq.num_computed, seq.num_pending
         end = start + 1
         if request.asks and holds.reads_at(request, start):
@@ -131,6 +131,8 @@ def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocati
                 break
             copies_made += copies
             tables[len(seqs)] = allocation.tables(seq)
+        if end >= seq.capacity:
+            full.append(seq)
         requests.append(request)
         seqs.append(seq)
         starts.append(start)
@@ -142,7 +144,7 @@ def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocati
     planned = len(seqs)
     if planned:
         columns = np.array(starts, np.int32), np.array(sources, np.int32)
-        plan.add_decodes(Decodes(requests, seqs, *columns, tables))
+        plan.add_decodes(Decodes(requests, seqs, *columns, tables, full))
     plan.left -= planned
     plan.reserved -= planned
     return position + planned + ended

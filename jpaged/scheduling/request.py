@@ -195,10 +195,11 @@ class Request:
         return [self, *self.overflow_requests]
 
     @cached_property
-    def is_plain(self) -> bool:
-        """True if its next token takes only a row of the step and what the request holds: it has one sequence, and no
-        pooled vector, beam or rules."""
-        return len(self.sequences) == 1 and not (self.pooling or self.needs_host or self.has_rules)
+    def plain_sequence(self) -> Sequence | None:
+        """Its only sequence, if the next token takes only a row of the step and what the request holds; None where it
+        has several, or a pooled vector, beam or rules."""
+        plain = len(self.sequences) == 1 and not (self.pooling or self.needs_host or self.has_rules)
+        return self.sequences[0] if plain else None
 
     @property
     def kept_prefixes(self) -> list[tuple[int, float]]:

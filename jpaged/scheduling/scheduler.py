@@ -13,6 +13,7 @@ from jpaged.scheduling.admission import Admission, SharedPrefills
 from jpaged.scheduling.allocation import Allocation, tokens_before_end
 from jpaged.scheduling.beam_sequences import offer
 from jpaged.scheduling.constrained import Constrained
+from jpaged.scheduling.decode_ends import DecodeEnds
 from jpaged.scheduling.held import Holds, PrefixName, StepLimits
 from jpaged.scheduling.hooks import accept
 from jpaged.scheduling.planning import NextTokens, plan_decodes
@@ -88,6 +89,7 @@ class Scheduler:
         self._next_tokens = NextTokens(self.allocation, self._drafting, max_chunk=max_chunk)
         self.admission = Admission(self.allocation, self.queues)
         self.preemption = Preemption(self.queues, self.allocation, self.admission, preemption_mode)
+        self._ends = DecodeEnds()
         self._shared_prefills = SharedPrefills(memory, holds, max_num_batched_tokens, max_chunk)
         tiers = memory.tiers
         self.tier_prefetch = None if tiers is None else TierPrefetch(memory, tiers, holds, max_num_batched_tokens)
@@ -355,7 +357,7 @@ class Scheduler:
         Until then the prefix cache knows none of its blocks, since the step might never run.
         """
         self.memory.dispatched()
-        for seq in [seq for seq in step.decodes.seqs if seq.num_computed >= seq.capacity]:
+        for seq in step.decodes.full:
             self.allocation.commit(seq)
         for chunk in step.others:
             seq = chunk.seq
@@ -446,24 +448,20 @@ class Scheduler:
     ) -> None:
         """Append the tokens of plain decodes, which know no drafts, beams or grammars; add the requests that finish to
         `finished`."""
-        commit = self.allocation.commit
-        rows = zip(decodes.requests, decodes.seqs, tokens, logprobs, strict=True)
-        for row, (request, seq, token, logprob) in enumerate(rows):
+        commit, may_end = self.allocation.commit, self._ends.rows(decodes, tokens, now)
+        for row, (seq, token, logprob) in enumerate(zip(decodes.seqs, tokens, logprobs, strict=True)):
             seq.num_pending -= 1
             if seq.finish_reason is not None:
                 continue
-            if request.first_token_time is None:
-                request.first_token_time = now
-            if top is not None and request.params.logprobs is not None:
-                seq.logprobs.append((logprob, top.row(row, request.params.logprobs)))
+            if top is not None and (asked := decodes.requests[row].params.logprobs) is not None:
+                seq.logprobs.append((logprob, top.row(row, asked)))
             token_ids = seq.token_ids
             token_ids.append(token)
             seq.cumulative_logprob += logprob
-            length = len(token_ids)
-            if length >= seq.capacity and seq.row >= 0:
+            if len(token_ids) >= seq.capacity and seq.row >= 0:
                 commit(seq)  # the token ends a block that a step on its way fills
-            # All else goes on, which saves a call of every token.
-            if token in request.stop_ids or length >= request.max_total_tokens or seq.stop_search is not None:
+            if row in may_end:
+                request = decodes.requests[row]
                 stop = find_stop(request, seq)
                 if stop is not None and self.finish(request, seq, *stop):
                     finished.append(request)

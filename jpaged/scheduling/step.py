@@ -81,6 +81,7 @@ class Decodes(NamedTuple):
         requests, seqs: whose they are.
         starts, sources: see `Chunk.start` and `Chunk.source_row`.
         tables: by place in the columns, the block tables that changed, see `Chunk.tables`.
+        full: sequences whose blocks have no room for a token after this one.
     """
 
     requests: list[Request]
@@ -88,11 +89,12 @@ class Decodes(NamedTuple):
     starts: Int[np.ndarray, " decodes"]
     sources: Int[np.ndarray, " decodes"]
     tables: dict[int, list[list[int]]]
+    full: list[Sequence]
 
     @classmethod
     def none(cls) -> Decodes:
         """Return empty columns."""
-        return cls([], [], np.zeros(0, np.int32), np.zeros(0, np.int32), {})
+        return cls([], [], np.zeros(0, np.int32), np.zeros(0, np.int32), {}, [])
 
     @property
     def number(self) -> int:

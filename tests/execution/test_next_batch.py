@@ -67,7 +67,7 @@ def test_batches_that_follow_are_those_made_anew(arrivals, drained):
 def decode_step(seqs: list[Sequence], start: int, tables: dict[int, list[list[int]]]) -> ScheduledStep:
     starts, sources = np.full(len(seqs), start, np.int32), np.arange(len(seqs), dtype=np.int32)
     requests = [request(seq.seq_id, 1, 9) for seq in seqs]
-    return ScheduledStep(decodes=Decodes(requests, seqs, starts, sources, tables))
+    return ScheduledStep(decodes=Decodes(requests, seqs, starts, sources, tables, []))
 
 
 def test_decodes_that_follow_are_packed_and_leave_the_arrays_before_as_they_were():

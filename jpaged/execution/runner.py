@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -89,6 +89,7 @@ class Runner:
             BatchBuilder(spec, max_num_seqs=settings.max_num_seqs, max_model_len=settings.max_model_len)
             for _ in range(self.num_replicas)
         ]
+        self._common_bucket = lru_cache(maxsize=256)(self.buckets.common)
         self.takes_larger = False
         self.recorder: StepRecorder | None = None
         self.shapes = Shapes(
@@ -188,9 +189,10 @@ class Runner:
             (step,) = steps
             bucket = padded_bucket(step.num_tokens, self.settings.max_num_seqs, images=self.settings.images)
             return replace(bucket, adapters=self.settings.adapters)
-        sizes = [(step.num_tokens, step.num_chunks) for step in steps]
-        reads, adapted = (any(step.rows.get(kind) for step in steps) for kind in (ImageFeatures.kind, Adapters.kind))
-        bucket = self.buckets.common(sizes, images=reads, adapters=adapted)
+        sizes = tuple((step.num_tokens, step.num_chunks) for step in steps)
+        rows = [step.rows for step in steps if step.rows]
+        reads, adapted = (any(of.get(kind) for of in rows) for kind in (ImageFeatures.kind, Adapters.kind))
+        bucket = self._common_bucket(sizes, images=reads, adapters=adapted)
         model = self.worker.model
         if not self.takes_larger or model.has_step(bucket):
             return bucket

@@ -38,7 +38,7 @@ class SamplerRows:
     def arrays(self, step: ScheduledStep, width: int) -> SamplingArrays:
         """Return the settings of a step's samples, padded to `width` rows with greedy ones."""
         others = step.other_samples
-        rows = width, [*step.decodes.seqs, *(seq for _, seq, _ in others)]
+        rows = width, [*step.decodes.seqs, *(seq for _, seq, _ in others)] if others else step.decodes.seqs
         if rows != self._of:
             self._of, self._kept = rows, {}
             requests = [*step.decodes.requests, *(request for request, _, _ in others)]

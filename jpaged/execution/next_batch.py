@@ -21,7 +21,6 @@ from jpaged.scheduling.step import Decodes, ScheduledStep
 Kinds = Sequence[tuple[LayerCache, slice, Sequence[GroupLayout]]]
 """The layer groups of a pool, each with its slice of the pool's groups and their layouts."""
 
-
 B = TypeVar("B")
 
 

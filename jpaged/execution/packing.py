@@ -69,6 +69,9 @@ class Form:
     def _hash(self) -> int:
         return hash((self.tree, self.parts))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Form, (self.tree, self.parts)  # hashes of another process differ
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=("words", "placed"), meta_fields=("form",))
 @dataclass(frozen=True)

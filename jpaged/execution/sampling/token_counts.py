@@ -54,7 +54,7 @@ class TokenCounts:
 
     def are_of(self, seq: Sequence) -> bool:
         """Tell whether they count a sequence's tokens as they are now."""
-        return self._token_ids is seq.token_ids
+        return self._token_ids is seq.token_ids and self._known <= len(seq.token_ids)
 
     def edits(self) -> TokenEdits:
         """Return the edits by all tokens so far, as views that later calls change."""

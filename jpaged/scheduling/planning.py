@@ -112,9 +112,10 @@ def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocati
     ended = 0
     # One loop over a step's hundreds of sequences: what they have in common is looked at after it.
     for request in islice(running, position, None):
-        seq = request.plain_sequence
-        if seq is None:
+        sequences = request.sequences
+        if len(sequences) > 1 or not request.is_plain:
             break
+        seq = sequences[0]
         start, pending = seq.num_computed, seq.num_pending
         end = start + 1
         if request.asks and holds.reads_at(request, start):

@@ -195,11 +195,10 @@ class Request:
         return [self, *self.overflow_requests]
 
     @cached_property
-    def plain_sequence(self) -> Sequence | None:
-        """Its only sequence, if the next token takes only a row of the step and what the request holds; None where it
-        has several, or a pooled vector, beam or rules."""
-        plain = len(self.sequences) == 1 and not (self.pooling or self.needs_host or self.has_rules)
-        return self.sequences[0] if plain else None
+    def is_plain(self) -> bool:
+        """True if a sequence's next token takes only a row of the step and what the request holds: it has no pooled
+        vector, beam or rules."""
+        return not (self.pooling or self.needs_host or self.has_rules)
 
     @property
     def kept_prefixes(self) -> list[tuple[int, float]]:

@@ -48,6 +48,7 @@ BENCHMARKS = Cases(
         "scheduler": "micro.scheduler",
         "many-requests": "micro.many_requests",
         "host": "host.host",
+        "host-calls": "host.calls",
         "allocator": "micro.allocator",
         "products": "products.products",
         "recurrent": "recurrent.recurrent",

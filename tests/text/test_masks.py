@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from types import SimpleNamespace
 
@@ -141,6 +142,16 @@ def test_a_slow_mask_is_made_in_a_thread():
     assert not made.done()
     made.result(10)
     assert grammar.is_ready and grammar.pace.is_slow
+
+
+def test_a_slow_mask_does_not_wait_for_another_one(monkeypatch):
+    masks, (long, short), may_end = MaskMaker(), (Slow(0.0), Slow(0.0)), threading.Event()
+    monkeypatch.setattr(long, "look_ahead", may_end.wait)
+    first, second = masks.begin(long), masks.begin(short)
+    second.result(10)
+    assert short.is_ready and not first.done()
+    may_end.set()
+    first.result(10)
 
 
 def test_of_grammars_whose_call_took_long_each_is_timed_by_itself_next(compiler, monkeypatch):

@@ -102,7 +102,7 @@ def test_a_text_far_above_the_limit_is_refused_after_its_first_windows(piece):
     counting = Counting(cached("demo"))
     text = piece * (4 * 2**20 // len(piece))
     with pytest.raises(
-        ValueError, match=rf"the prompt has {len(text)} characters, .* more tokens than max_model_len=64"
+        ValueError, match=rf"the prompt has {len(text)} characters, .* more than max_model_len=64"
     ):
         encode_bounded(counting, text, True, TokenBound(64))
     assert counting.characters < 600 * (64 + SLACK)

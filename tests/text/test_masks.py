@@ -109,6 +109,28 @@ def test_a_shape_is_compiled_once_and_its_grammars_are_independent(compiler, mon
     assert len(compiled) == 105, "the oldest were let go"
 
 
+STRING = {"type": "string", "maxLength": 12}
+WORDS = [*SHAPES, {"json": {"type": "array", "items": STRING}}, {"regex": "([A-Z][a-z]+ [a-z]{2,9}, )+"}]
+
+
+@pytest.mark.parametrize("shape", WORDS)
+def test_groups_of_tokens_change_no_mask(compiler, shape, monkeypatch):
+    """Walks random texts with the groups of tokens and with none of them."""
+    params = StructuredOutputsParams(**shape)
+    grouped = compiler.compile(params)
+    monkeypatch.setattr("jpaged.text.grammar._SLICES", ())
+    plain = GrammarCompiler(TOKENIZER, len(TOKENIZER), frozenset({EOS})).compile(params)
+    draws = random.Random(5)
+    for _ in range(20):
+        one, other = grouped.copy(), plain.copy()
+        for _ in range(25):
+            assert np.array_equal(one.mask, other.mask)
+            if one.complete or (token := draws.choice(allowed(one.mask))) == EOS:
+                break
+            one.accept(token)
+            other.accept(token)
+
+
 class Slow:
     """A grammar whose mask takes so many seconds of this thread's time."""
 

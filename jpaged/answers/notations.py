@@ -7,14 +7,14 @@ follow; see `value_rules`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import regex
 
 from jpaged.answers.marks import Marks
-from jpaged.answers.schema_types import property_of, types_of
+from jpaged.answers.schema_types import property_of, types_of, values_of
 
 State = Literal["more", "done", "broken"]
 """Says whether a reader of arguments waits for more text, or for nothing, as they are whole or cannot be read."""
@@ -396,6 +396,7 @@ class _TaggedReader:
         self._at_line = False
         self._count = 0
         self._types: frozenset[str] | None = None  # of the open value
+        self._values: Sequence[Any] = ()  # that it may have; none: any
         self._is_string: bool | None = None  # None: no value is open; False: only its whole text tells
 
     def push(self, held: str) -> tuple[str, int, State]:
@@ -412,9 +413,10 @@ class _TaggedReader:
                 key = self._marks.decoded(found["key"])
                 made.append(f"{', ' if self._count else '{'}{json.dumps(key, ensure_ascii=False)}: ")
                 self._count += 1
-                self._types = types_of(property_of(self._schema, key), self._schema)
-                is_string = found.groupdict().get("string")
-                if is_string is not None:
+                own, is_string = property_of(self._schema, key), found.groupdict().get("string")
+                if is_string is None:
+                    self._types, self._values = types_of(own, self._schema), values_of(own, self._schema)
+                else:
                     self._types = frozenset({"string"}) if is_string == "true" else None
                 self._is_string = self._types == {"string"}
                 made += ['"'] if self._is_string else []
@@ -431,25 +433,33 @@ class _TaggedReader:
             if not whole:
                 return "".join(made), at, "more"
             assert found is not None
-            made.append('"' if self._is_string else _typed(self._marks.decoded(held[at:stop]), self._types))
+            text = self._marks.decoded(held[at:stop])
+            made.append('"' if self._is_string else _typed(text, self._types, self._values))
             self._is_string, at = None, found.end()
 
 
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
-def _typed(text: str, types: frozenset[str] | None) -> str:
+def _typed(text: str, types: frozenset[str] | None, values: Sequence[Any]) -> str:
     """Return the JSON of a value's text: that of another type than a string if it is one that the schema allows."""
     plain = text.strip()
-    plain = _PYTHON_WORDS.get(plain, plain)
+    word = _PYTHON_WORDS.get(plain, plain)
     try:
-        value = json.loads(plain, parse_constant=_no_number)
+        value = json.loads(word, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     kind = "number" if _type_of(value) == "integer" and types is not None and "number" in types else _type_of(value)
     if types is not None and "string" in types and kind not in types:
         return json.dumps(text, ensure_ascii=False)
-    return plain
+    if text in values and (word != plain or not _is_among(value, values)):
+        return json.dumps(text, ensure_ascii=False)
+    return word
+
+
+def _is_among(value: Any, values: Sequence[Any]) -> bool:
+    """Tell whether a value is one of several, where true is not 1."""
+    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in values)
 
 
 def _no_number(word: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jpaged.json_schema import pointed_at
@@ -30,6 +30,28 @@ def property_of(schema: Mapping[str, Any], name: str) -> Any:
     return more if isinstance(more, Mapping) else None
 
 
+def listed_in(schema: Mapping[str, Any]) -> Sequence[Any] | None:
+    """Return the values that a schema itself lists; None: it lists none."""
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def values_of(schema: Any, root: Mapping[str, Any], steps: int = _MOST_STEPS) -> Sequence[Any]:
+    """Return the values that a schema lists; none if others fit it too."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping) or not steps:
+        return ()
+    if (values := listed_in(schema)) is not None:
+        return values
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list):
+            each = [values_of(one, root, steps - 1) for one in schema[keyword]]
+            return [value for values in each for value in values] if all(each) else ()
+    return next((found for one in schema.get("allOf") or () if (found := values_of(one, root, steps - 1))), ())
+
+
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str] | None:
     """Return the types that a schema's values may have; None: any."""
     return _types(schema, root, _MOST_STEPS)
@@ -44,8 +66,7 @@ def _types(schema: Any, root: Mapping[str, Any], steps: int) -> frozenset[str] |
         return frozenset({given})
     if isinstance(given, list):
         return frozenset(given)
-    values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
-    if values:
+    if values := listed_in(schema):
         return frozenset(_OF_VALUES.get(type(value), "null") for value in values)
     for keyword in ("anyOf", "oneOf"):
         if isinstance(schema.get(keyword), list):

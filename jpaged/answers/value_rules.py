@@ -12,7 +12,7 @@ from typing import Any
 
 from jpaged.answers.marks import Marks
 from jpaged.answers.notations import Literals, Tagged
-from jpaged.answers.schema_types import resolved
+from jpaged.answers.schema_types import listed_in, resolved
 
 ANY = "/(.|\\n)*/"
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -87,13 +87,6 @@ class ValueRules:
             return ("object",)
         return ("array",) if "items" in schema else _TYPES
 
-    def values(self, schema: Mapping[str, Any]) -> list[Any] | None:
-        """Return the values that a schema lists; None: it lists none."""
-        if "const" in schema:
-            return [schema["const"]]
-        listed = schema.get("enum")
-        return list(listed) if isinstance(listed, list) else None
-
     def text(self, schema: Mapping[str, Any], end: str) -> str:
         """Return the rule of a string without escapes, and of the mark after it."""
         limits = self._limits(schema)
@@ -162,7 +155,7 @@ def tagged_rules(
             tag = between.replace("$string", "true" if is_string else "false")
             return f"{marks.rule(before)} {key} {made.exact(tag)}"
 
-        listed = made.values(value)
+        listed = listed_in(value)
         if listed is not None:
             each = (
                 f"{head(isinstance(one, str))} {made.exact((one if isinstance(one, str) else json.dumps(one)) + inner)}"
@@ -241,7 +234,7 @@ def literal_rules(
         return name
 
     def branch_rule(value: Mapping[str, Any], depth: int) -> str | None:
-        listed = made.values(value)
+        listed = listed_in(value)
         if listed is not None:
             return " | ".join(map(written, listed))
         kind = value.get("type")

@@ -281,6 +281,31 @@ def test_a_broken_call_comes_back_as_text(family):
 
 
 @pytest.mark.parametrize(
+    "wrap", [lambda values: {"enum": values}, lambda values: {"anyOf": [{"const": value} for value in values]}]
+)
+@pytest.mark.parametrize(
+    ("values", "text", "value"),
+    [
+        (["1", 2], "1", "1"),
+        (["1", 2], "2", 2),
+        (["1", 2.5, True], "2.5", 2.5),
+        (["1", True], "1", "1"),
+        (["[1]", [2]], "[1]", "[1]"),
+        (["None", None], "None", "None"),
+        (["None", None], "null", None),
+        (["no", None], "None", None),
+    ],
+)
+def test_a_tagged_value_is_one_of_those_that_its_schema_lists(wrap, values, text, value):
+    parameters = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": wrap(values)}}
+    form, _ = bound("qwen3_coder", tokens=False)
+    reader = form.reader(functions=[{"name": "f", "parameters": parameters}], placed=False)
+    said = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    ((_, _, arguments),) = joined([*reader.push(said, ()), *reader.finish()])
+    assert json.dumps(arguments) == json.dumps({"a": value})
+
+
+@pytest.mark.parametrize(
     "family", [name for name in ROWS if ANSWER_FORMATS[name].calls and ANSWER_FORMATS[name].thought]
 )
 def test_a_call_in_a_thought_that_no_mark_ends_is_a_call(family):

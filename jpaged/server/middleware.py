@@ -18,7 +18,7 @@ from jpaged.server.access import PathAccess, Rates, find_key
 from jpaged.server.caller import STATE, Caller
 from jpaged.server.errors import CLIENT_GONE, ApiError, described, shortened
 from jpaged.server.logs import REQUEST_ID
-from jpaged.server.protocols import error_response, protocol_of, route_path
+from jpaged.server.protocols import error_response, protocol_for, route_path
 
 if TYPE_CHECKING:  # Ray's front imports this module without an engine
     from jpaged.server.serving import Serving
@@ -96,7 +96,7 @@ class RequestMiddleware:
         keys, path = self._serving.settings.keys, route_path(scope)
         if not keys or self._paths.is_open(path) or scope["method"] == "OPTIONS":
             return
-        protocol = protocol_of(path)
+        protocol = protocol_for(scope)
         secret = protocol.secret(Headers(scope=scope))
         key = None if secret is None else find_key(keys, secret)
         if key is None:

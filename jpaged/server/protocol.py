@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,11 @@ def message_within(body: Mapping[str, Any]) -> str:
     return body["error"]["message"]
 
 
+def as_list(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return OpenAI's list of described models."""
+    return {"object": "list", "data": models}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
     """One API, a folder of its own. Its row in `protocols.PROTOCOLS` is all that the rest of the server knows of it.
@@ -32,6 +37,8 @@ class Protocol:
     Attributes:
         name: its name.
         paths: its paths; each stands for those below it too.
+        header: a header that each of its clients sends, so that paths which no protocol names answer and fail in its
+            form too; None: there is none.
         routers: imports and returns its routers. Ray's fronts read rows without an engine, and never call this.
         error: makes an error's body, from the error and the request's id.
         error_schema: the JSON schema of that body.
@@ -40,6 +47,8 @@ class Protocol:
         message: returns the message in an error's body.
         secret: returns the caller's key from the headers of a request; None: there is none.
         secret_header: the header that `secret` reads, for an error.
+        model: describes a served model to its clients, from OpenAI's description.
+        models: makes the answer that lists described models.
         batch_paths: paths that a line of a batch may name.
         prompts: for each path with a prompt, what yields it from a body in the order of chat templates, as texts
             and lists: replicas route by it.
@@ -47,6 +56,7 @@ class Protocol:
 
     name: str
     paths: tuple[str, ...]
+    header: str | None = None
     routers: Callable[[], tuple[APIRouter, ...]]
     error: Callable[[ApiError, str | None], dict[str, Any]]
     error_schema: Mapping[str, Any]
@@ -55,6 +65,8 @@ class Protocol:
     message: Callable[[Mapping[str, Any]], str] = message_within
     secret: Callable[[Headers], str | None] = bearer
     secret_header: str = "Authorization: Bearer KEY"
+    model: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    models: Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]] = as_list
     batch_paths: tuple[str, ...] = ()
     prompts: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Any]]] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
@@ -33,6 +34,17 @@ def protocol_of(path: str) -> Protocol:
     return next((protocol for protocol in rows if protocol.has(path)), rows[0])
 
 
+def protocol_for(scope: Scope) -> Protocol:
+    """Return the protocol of a request: that of its path or, if no protocol names it, that of the client by its header;
+    without one, the first."""
+    path, rows = route_path(scope), protocols()
+    named = next((protocol for protocol in rows if protocol.has(path)), None)
+    if named is not None:
+        return named
+    headers = Headers(scope=scope)
+    return next((row for row in rows if row.header is not None and row.header in headers), rows[0])
+
+
 def batch_paths() -> tuple[str, ...]:
     """Return the paths that a line of a batch may name."""
     return tuple(path for protocol in protocols() for path in protocol.batch_paths)
@@ -52,7 +64,7 @@ def error_response(error: ApiError, scope: Scope) -> JSONResponse:
     """Return the HTTP response of an error, in the form of the request's protocol."""
     caller = scope.get("state", {}).get(STATE)
     request_id = None if caller is None else caller.request_id
-    body = protocol_of(route_path(scope)).error(error, request_id)
+    body = protocol_for(scope).error(error, request_id)
     return JSONResponse(body, error.status, headers=error.headers)
 
 

@@ -20,7 +20,7 @@ from jpaged.server.caller import Caller
 from jpaged.server.connections import ABORT
 from jpaged.server.errors import CLIENT_GONE, ClientGone, described
 from jpaged.server.protocol import Protocol
-from jpaged.server.protocols import protocol_of, route_path
+from jpaged.server.protocols import protocol_for
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -199,7 +199,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        protocol = protocol_of(route_path(scope))
+        protocol = protocol_for(scope)
         task, watch = asyncio.ensure_future(self._send(send, protocol)), asyncio.ensure_future(disconnected(receive))
         stalled = asyncio.ensure_future(self._stalled())
         pings = asyncio.ensure_future(self._ping(send, protocol))

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+from datetime import datetime
 
 import httpx
 import pytest
@@ -36,13 +38,13 @@ def server(**more):
     return model, create_app(model, ServerSettings(model="tiny", aliases=("claude-*",), **SPLIT | more))
 
 
-def ask(body, path=PATH, app=None, **headers):
+def ask(body, path=PATH, app=None, method="POST", **headers):
     app = app or server()[1]
 
     async def asked():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.post(path, json=body, headers=headers)
+            return await client.request(method, path, json=body, headers=headers)
 
     return asyncio.run(asked())
 
@@ -380,6 +382,36 @@ def test_a_key_comes_in_its_own_header_or_as_a_bearers():
         refused = ask(body(), app=app, **headers)
         assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
         assert "x-api-key: KEY" in refused.json()["error"]["message"]
+
+
+def test_models_are_listed_in_the_form_of_the_client():
+    model, app = server(keys=(Key.of("one", "alice"),))
+    own = {"anthropic-version": "2023-06-01", "x-api-key": "one"}
+    listed = ask(None, "/v1/models", app, "GET", **own).json()
+    first, last = listed["data"]
+    assert (listed["has_more"], listed["first_id"], listed["last_id"]) == (False, "tiny", "claude-*")
+    assert first | {"created_at": ""} == {
+        "type": "model",
+        "id": "tiny",
+        "display_name": "tiny",
+        "created_at": "",
+        "lifecycle": "active",
+        "max_input_tokens": model.max_model_len,
+        "max_tokens": model.max_model_len,
+    }
+    assert abs(datetime.fromisoformat(first["created_at"]).timestamp() - time.time()) < 1000
+    assert ask(None, "/v1/models/tiny", app, "GET", **own).json() == first and last["id"] == "claude-*"
+    for path in ("/v1/models/no", "/v1/files"):
+        refused = ask(None, path, app, "GET", **own)
+        assert refused.status_code == 404 and refused.json()["error"]["type"] == "not_found_error"
+        assert refused.json()["type"] == "error"
+    refused = ask(None, "/v1/models", app, "GET", **own | {"x-api-key": "two"})
+    assert refused.status_code == 401 and refused.json()["type"] == "error"
+    others = {"x-api-key": "one", "Authorization": "Bearer one"}
+    assert ask(None, "/v1/models", app, "GET", **others).json()["object"] == "list"
+    assert ask(None, "/v1/models", app, "GET", **{"x-api-key": "one"}).status_code == 401
+    chat = {"model": "tiny", "messages": [], "nope": 1}
+    assert "param" in ask(chat, "/v1/chat/completions", app, **own | others).json()["error"], "the path decides"
 
 
 def test_a_served_name_may_be_a_pattern():

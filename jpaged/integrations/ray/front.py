@@ -30,7 +30,7 @@ from jpaged.integrations.ray.every_replica import (
 )
 from jpaged.integrations.ray.hints import REPLICA, Hint, need_of, prefix_chain
 from jpaged.server.errors import ApiError, described
-from jpaged.server.protocols import error_response, protocol_of, route_path
+from jpaged.server.protocols import error_response, protocol_for, route_path
 from jpaged.server.streaming import disconnected, event
 
 logger = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Front:
         """Forward a request: to the replica that stores its response, or else to any."""
         path = route_path(scope)
         need = need_of(path, body)
-        secret = protocol_of(path).secret(Headers(scope=scope)) or ""
+        secret = protocol_for(scope).secret(Headers(scope=scope)) or ""
         owner = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
         chain = prefix_chain(path, body, owner)
         avoid: set[str] = set()
@@ -242,7 +242,7 @@ class Front:
             logger.warning("replica %s: %s while it was answering", name, type(error).__name__)
             if start is None or not _is_stream(start):
                 raise  # breaks the connection, the only sign of an incomplete answer
-            protocol = protocol_of(route_path(scope))
+            protocol = protocol_for(scope)
             written = event(protocol.error(error_of(error), None), protocol.error_event)
             await send({"type": "http.response.body", "body": written, "more_body": False})
         finally:

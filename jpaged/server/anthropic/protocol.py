@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
@@ -77,6 +78,24 @@ def _counts(message: str) -> tuple[int, int] | None:
     return max(tokens, most + 1), most
 
 
+def _model(served: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": served["id"],
+        "display_name": served["id"],
+        "created_at": datetime.fromtimestamp(served["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": served["max_model_len"],
+        "max_tokens": served["max_model_len"],
+    }
+
+
+def _models(described: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return all models on one page."""
+    ids = [model["id"] for model in described]
+    return {"data": described, "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+
+
 def _secret(headers: Headers) -> str | None:
     """Return the key: that of ``x-api-key`` or, as gateways' clients send it, a bearer's."""
     given = headers.get("x-api-key")
@@ -92,6 +111,7 @@ def _prompt(fields: Mapping[str, Any]) -> Iterator[Any]:
 PROTOCOL = Protocol(
     name="anthropic",
     paths=("/v1/messages",),
+    header="anthropic-version",
     routers=_routers,
     error=_error,
     error_schema=_ERROR,
@@ -99,6 +119,8 @@ PROTOCOL = Protocol(
     ping=b'event: ping\ndata: {"type":"ping"}\n\n',
     secret=_secret,
     secret_header="x-api-key: KEY",
+    model=_model,
+    models=_models,
     batch_paths=("/v1/messages",),
     prompts={"/v1/messages": _prompt},
 )

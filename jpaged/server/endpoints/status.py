@@ -12,6 +12,7 @@ from jpaged import EngineStopped, __version__
 from jpaged.server.access import admin_only, open_to_all
 from jpaged.server.errors import ApiError
 from jpaged.server.openapi import errors
+from jpaged.server.protocols import protocol_for
 from jpaged.server.serving import Serving, serving_of
 
 router = APIRouter()
@@ -49,9 +50,9 @@ async def version() -> dict[str, str]:
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """List the model, once for each of its names, and its adapters."""
-    serving = serving_of(request)
-    return {"object": "list", "data": [_model(serving, name) for name in serving.names]}
+    """List the model, once for each of its names, and its adapters, in the form of the client's protocol."""
+    serving, protocol = serving_of(request), protocol_for(request.scope)
+    return protocol.models([protocol.model(_model(serving, name)) for name in serving.names])
 
 
 @router.get("/v1/models/{name:path}", responses=errors(404))
@@ -61,7 +62,7 @@ async def model(name: str, request: Request) -> dict[str, Any]:
         return await models(request)
     serving = serving_of(request)
     serving.check_model(name)
-    return _model(serving, name)
+    return protocol_for(request.scope).model(_model(serving, name))
 
 
 @router.get("/v1/load")

@@ -1,4 +1,4 @@
-// The @anthropic-ai/sdk package of npm: a message, a stream, a forced call with its result, and a count of tokens.
+// The @anthropic-ai/sdk package of npm: a message, a stream, a forced call with its result, a count of tokens, and the models.
 import assert from "node:assert/strict";
 import Anthropic from "@anthropic-ai/sdk";
 
@@ -30,4 +30,7 @@ assert.ok(told.content.every((block) => block.type === "text"));
 
 const counted = await client.messages.countTokens({ model: "demo", messages });
 assert.equal(counted.input_tokens, whole.usage.input_tokens + (whole.usage.cache_read_input_tokens ?? 0));
+const listed = [];
+for await (const model of client.models.list()) listed.push(model.id);
+assert.deepEqual(listed, ["demo"]);
 await assert.rejects(client.messages.create({ ...options, model: "nothing" }), Anthropic.NotFoundError);

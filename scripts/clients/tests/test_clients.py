@@ -240,7 +240,7 @@ def test_lm_eval():
     assert json.dumps({"max": model.max_length})
 
 
-@pytest.mark.client("anthropic", "message, stream, tools, count of tokens")
+@pytest.mark.client("anthropic", "message, stream, tools, count of tokens, models")
 def test_anthropic():
     import anthropic
 
@@ -260,6 +260,8 @@ def test_anthropic():
     assert called.stop_reason == "tool_use" and use.input["city"] in ("Paris", "Rome")
     counted = client.messages.count_tokens(**asked).input_tokens
     assert counted == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+    (listed,) = client.models.list()
+    assert listed.id == "demo" and client.models.retrieve("demo") == listed
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**asked | {"model": "nothing"}, **options)
 
@@ -278,7 +280,7 @@ def test_openai_of_npm():
     run_in_node("openai")
 
 
-@pytest.mark.client("@anthropic-ai/sdk (npm)", "message, stream, tools, count of tokens")
+@pytest.mark.client("@anthropic-ai/sdk (npm)", "message, stream, tools, count of tokens, models")
 def test_anthropic_of_npm():
     run_in_node("anthropic")
 

@@ -303,9 +303,9 @@ def main(target: str, devices: int, kernels: str, name: str) -> None:
         examples=image_examples(model, rows),
         image_rows=rows,
     )
-    programs = {"prompts": steps.mixed, "encoder": steps.encoder}
-    if name in FAMILIES:  # decodes are the text model's
-        programs = {"decode": steps.decode, **programs}
+    programs = {"decode": steps.decode, "prompts": steps.mixed, "encoder": steps.encoder}
+    if name in PUBLISHED:  # its other steps are those of the narrow one
+        programs = {"encoder": steps.encoder}
     for program, lower in programs.items():
         start = time.perf_counter()
         with compiling_for(HOPPER):

@@ -99,7 +99,7 @@ def test_features_are_kept_to_the_bit_whatever_the_pool_holds(pool_dtype, dtype,
         mesh, views = MESH, spec.views
         arrays = ImageBatch(np.array([24, -1, 9, 31, 0], np.int32))
 
-    hidden = jnp.ones((5, 130), dtype)
+    hidden = jnp.ones((5, width), dtype)
     _, taken = cache.operate(Call, pool, 0, hidden)
     expected = [features[0], hidden[1], features[9], features[7], jnp.zeros(width, dtype)]
     np.testing.assert_array_equal(np.asarray(taken, np.float32), np.asarray(jnp.stack(expected), np.float32))

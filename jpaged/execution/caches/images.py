@@ -213,6 +213,7 @@ class ImageCache(EncodedCache):
         """
         blocks, layers, size, tiles, _ = view
         part = tiles if tiles % SUBLANES == 0 else math.gcd(tiles, SUBLANES)
+        part = 1 if part == 2 and pool.dtype.itemsize == 1 else part  # four rows of bytes are a row of words
         first = jnp.where(rows < blocks * size, rows // size * (layers * size) + rows % size, blocks * layers * size)
         return pool.reshape(-1, part, LANES), first[:, None] * (tiles // part) + jnp.arange(tiles // part)
 

@@ -12,7 +12,7 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import AttendWithinSegments
+from jpaged.model_api import Attend, AttendWithinSegments
 
 from ..stack import LayerStack, StackState
 
@@ -56,8 +56,8 @@ def through(
 ) -> StackState:
     """Return the state after rounds [`first`, `stop`) of a tower's layers."""
 
-    def some(stack: LayerStack, _: Array, *rest: Any) -> StackState:
-        return stack.run_rounds(state, *rest, first, stop)[0]
+    def some(stack: LayerStack, _: Array, shared: Any, cache: Any, attend: Attend) -> StackState:
+        return stack.run_rounds(state, shared, cache, attend, first, stop)[0]
 
     return _at_layers(tower, row, attend, some)
 

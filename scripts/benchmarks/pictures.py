@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from jpaged import LLM, AsyncLLM, SamplingParams
+from jpaged.memory import ImageFeatures
 from jpaged.scheduling.held import KINDS
 from jpaged.scheduling.held.images import ImageHolds
 from jpaged.scheduling.step import ScheduledStep
@@ -122,9 +123,10 @@ async def _gaps(folder: str, streams: int, budget: int, patches: int, rounds: in
     longest = patches // MERGE**2 + 2 * patches + 512
     settings: dict[str, Any] = {"max_num_seqs": streams + 1, "max_num_batched_tokens": budget, "dtype": "float32"}
     own = LLM(folder, max_model_len=longest, enable_prefix_caching=False, **settings)
-    work = own.control.engine.memory.shared[ImageHolds.kind].policy.work
+    policy = own.control.engine.memory.shared[ImageHolds.kind].policy
+    assert isinstance(policy, ImageFeatures)
     llm = AsyncLLM.from_llm(own)
-    as_text = int(patches // MERGE**2 + patches * work)
+    as_text = int(patches // MERGE**2 + patches * policy.work)
 
     async def stream(stop: asyncio.Event, times: list[float]) -> None:
         params = SamplingParams(temperature=1.0, max_tokens=longest - 16, ignore_eos=True, seed=len(times))
@@ -135,7 +137,8 @@ async def _gaps(folder: str, streams: int, budget: int, patches: int, rounds: in
 
     async def gap_beside(prompt: dict[str, Any]) -> tuple[float, float]:
         """Return the longest gap of a stream, and the seconds that the prompt took."""
-        stop, each = asyncio.Event(), [[] for _ in range(streams)]
+        stop = asyncio.Event()
+        each: list[list[float]] = [[] for _ in range(streams)]
         running = [asyncio.create_task(stream(stop, times)) for times in each]
         while min(map(len, each)) < 4:
             await asyncio.sleep(0.01)

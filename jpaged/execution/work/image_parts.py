@@ -45,6 +45,11 @@ class ImageParts:
         self._states: dict[int, Any] = {}  # by the length of their rows
         self._owners: dict[int, set[int]] = {}  # replicas that go on from them
 
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Return the lengths of the rows of which something is kept."""
+        return tuple(self._states)
+
     def calls(self, each: Sequence[Encode | None]) -> Iterator[Call]:
         """Yield the calls for a part of an image of each replica."""
         lengths = [

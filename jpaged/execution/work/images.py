@@ -23,7 +23,11 @@ from jpaged.scheduling.work import ENCODES
 
 
 class Images(PoolWork):
-    """Encodes images, those of one shape together or, where the model packs them, those that fit into a row."""
+    """Encodes images, those of one shape together or, where the model packs them, those that fit into a row.
+
+    Attributes:
+        parts: encodes images over several steps; None where the model does not pack them.
+    """
 
     kind: ClassVar[str] = ENCODES
     needed: ClassVar[bool] = True
@@ -35,9 +39,9 @@ class Images(PoolWork):
         self._model = context.model
         self._examples = context.examples
         packer = self._settings.image_rows
-        self._parts = None
+        self.parts: ImageParts | None = None
         if packer is not None:
-            self._parts = ImageParts(self._spec, self._mesh, self._model, packer)
+            self.parts = ImageParts(self._spec, self._mesh, self._model, packer)
 
     def calls(self, each: Sequence[Sequence[Encode]]) -> Iterator[tuple[Any, ...]]:
         by_shape: dict[Hashable, list[list[Prepared]]] = {}
@@ -66,9 +70,9 @@ class Images(PoolWork):
             packed = [packer.packed(items, together=not self._settings.deterministic) for items in to_pack]
             for of_each in zip_longest(*packed, fillvalue=()):
                 yield self._call_of_row(packer, of_each)
-        if self._parts is not None:
+        if self.parts is not None:
             in_parts = [next((one for one in encodes if one.part is not None), None) for encodes in each]
-            yield from self._parts.calls(in_parts)
+            yield from self.parts.calls(in_parts)
 
     def _call_of_row(self, packer: ImageRows, of_each: Sequence[Sequence[Item]]) -> tuple[Any, ...]:
         """Return the call that encodes a row of each replica, of these images."""
@@ -93,8 +97,8 @@ class Images(PoolWork):
         by_name = dict(zip(names, arrays, strict=True))
         if part is None:
             return self._model.encode(pool, by_name, rows)
-        assert self._parts is not None, "an encoder that takes images one by one was asked for a part"
-        return self._parts.run(pool, by_name, rows, part)
+        assert self.parts is not None, "an encoder that takes images one by one was asked for a part"
+        return self.parts.run(pool, by_name, rows, part)
 
     def shapes(self) -> Iterator[tuple[str, Callable[[], Compile]]]:
         packer = self._settings.image_rows
@@ -109,7 +113,9 @@ class Images(PoolWork):
                 yield f"image encoder, {number} x {count} features", partial(self._model.prepare_encode, *of_all)
 
     def _shapes_of_rows(self, packer: ImageRows) -> Iterator[tuple[str, Callable[[], Compile]]]:
-        group, settings, whole, in_parts = image_group(self._spec), self._settings, packer.lengths, ()
+        group, settings = image_group(self._spec), self._settings
+        whole: tuple[int, ...] = packer.lengths
+        in_parts: tuple[int, ...] = ()
         if len(group.rounds) > 1:
             # The scheduler encodes in parts what costs more than a step is sure to have, see `ImageHolds`.
             whole = packer.lengths_up_to(settings.max_num_batched_tokens / group.work)
@@ -121,15 +127,15 @@ class Images(PoolWork):
                 of_row = dict(zip(names, values, strict=True)), rows
                 yield f"image encoder, a row of {count} features", partial(self._model.prepare_encode, *of_row)
             if packer.patches(arrays) in in_parts:
-                assert self._parts is not None
-                names, values, rows, part = self._parts.call(each, [(0, 0)] * len(each))
+                assert self.parts is not None
+                names, values, rows, part = self.parts.call(each, [(0, 0)] * len(each))
                 of_part = dict(zip(names, values, strict=True)), rows, part
                 name = f"image encoder, layers of a row of {count} features"
                 yield name, partial(self._model.prepare_encode_part, *of_part)
 
     def release(self) -> None:
-        if self._parts is not None:
-            self._parts.clear()
+        if self.parts is not None:
+            self.parts.clear()
 
     def close(self) -> None:
         self.release()

@@ -8,7 +8,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ def picture_chunks(
     budgets: list[int] = [512, 1024, 2048, 4096, 8192],  # noqa: B006
     pictures: int = 8,
     patches: int = 4096,
-    text: tuple[int, int] = (512, 6),
-    tower: tuple[int, int] = (384, 12),
+    text: list[int] = [512, 6],  # noqa: B006
+    tower: list[int] = [384, 12],  # noqa: B006
     rounds: int = 3,
 ) -> Iterator[Row]:
     """Seconds to the first token of a prompt of pictures, chunked at so many tokens a step, with features that are kept
@@ -103,8 +103,8 @@ def picture_gaps(
     streams: int = 8,
     budget: int = 512,
     patches: int = 4096,
-    text: tuple[int, int] = (512, 6),
-    tower: tuple[int, int] = (384, 12),
+    text: list[int] = [512, 6],  # noqa: B006
+    tower: list[int] = [384, 12],  # noqa: B006
     rounds: int = 5,
 ) -> Rows:
     """The longest gap between two tokens of streams while a picture arrives, next to text that costs as much.
@@ -120,13 +120,17 @@ def picture_gaps(
 
 async def _gaps(folder: str, streams: int, budget: int, patches: int, rounds: int) -> Rows:
     ids = itertools.count()
-    longest = patches // MERGE**2 + 2 * patches + 512
+    longest = 8 * patches
     settings: dict[str, Any] = {"max_num_seqs": streams + 1, "max_num_batched_tokens": budget, "dtype": "float32"}
     own = LLM(folder, max_model_len=longest, enable_prefix_caching=False, **settings)
     policy = own.control.engine.memory.shared[ImageHolds.kind].policy
     assert isinstance(policy, ImageFeatures)
     llm = AsyncLLM.from_llm(own)
     as_text = int(patches // MERGE**2 + patches * policy.work)
+    if as_text + 8 > longest:
+        raise ValueError(
+            f"--tower makes a patch cost {policy.work:.1f} tokens, and the limit is 7: give less, or more --text"
+        )
 
     async def stream(stop: asyncio.Event, times: list[float]) -> None:
         params = SamplingParams(temperature=1.0, max_tokens=longest - 16, ignore_eos=True, seed=len(times))
@@ -194,7 +198,7 @@ def prompt_of(*pictures: Image.Image, text: int = 8, seed: int = 0) -> dict[str,
     return {"prompt_token_ids": ids, **({"multi_modal_data": {"image": list(pictures)}} if pictures else {})}
 
 
-def write_qwen(folder: Path, patches: int, text: tuple[int, int], tower: tuple[int, int]) -> None:
+def write_qwen(folder: Path, patches: int, text: Sequence[int], tower: Sequence[int]) -> None:
     """Write a Qwen3-VL of random numbers, whose pictures have at most so many patches.
 
     Args:

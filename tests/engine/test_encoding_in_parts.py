@@ -201,10 +201,10 @@ def test_every_family_gives_the_tokens_of_pictures_that_one_step_encodes(name, t
     parts, placeholder = [(2, LARGE, 3), (LARGE, 1, TINY, 2), (30,)], BEGIN if name == "gemma3" else IMAGE
     prompts = [prompt_of(part, n, placeholder) for n, part in enumerate(parts)]
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logit_bias={placeholder: -100})
-    monkeypatch.setattr("jpaged_models.vision.family.patch_work", lambda *_: 2.0)
+    monkeypatch.setattr("jpaged_models.vision.family.patch_work", lambda *_: 4.0)
     one = LLM(str(tmp_path), **settings | {"max_num_batched_tokens": 512})
     wanted = tokens(one.generate(prompts, params, use_tqdm=False))
-    longest = max([11, *(image.length for image in _items(one, prompts) if image.whole)])
+    longest = max([3, *(image.length for image in _items(one, prompts) if image.whole)])
     llm = LLM(str(tmp_path), **settings | {"max_num_batched_tokens": longest + 1, "max_num_seqs": 2})
     steps = watch(monkeypatch)
     assert tokens(llm.generate(prompts, params, use_tqdm=False)) == wanted

@@ -91,6 +91,8 @@ class ImageParts:
             state = self._states.pop(length, None)
             if state is None:
                 state = self._blank(arrays)
+            # Nothing else waits for a step without tokens: all parts would be on their way before another request came.
+            jax.block_until_ready(state)
             pool, self._states[length] = self._model.encode_part(pool, state, arrays, rows, part)
             self._owners.setdefault(length, set()).update(r for r, stop in enumerate(stops) if stop >= 0)
         for replica, stop in enumerate(stops):

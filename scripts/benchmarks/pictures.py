@@ -123,6 +123,7 @@ async def _gaps(folder: str, streams: int, budget: int, patches: int, rounds: in
     longest = 8 * patches
     settings: dict[str, Any] = {"max_num_seqs": streams + 1, "max_num_batched_tokens": budget, "dtype": "float32"}
     own = LLM(folder, max_model_len=longest, enable_prefix_caching=False, **settings)
+    own.warmup(use_tqdm=False)
     policy = own.control.engine.memory.shared[ImageHolds.kind].policy
     assert isinstance(policy, ImageFeatures)
     llm = AsyncLLM.from_llm(own)

@@ -17,7 +17,7 @@ from jpaged.execution.batch import empty_batch
 from jpaged.execution.caches.base import BlockSettings
 from jpaged.execution.caches.images import ImageBatch, ImageCache
 from jpaged.execution.caches.pool import PoolSpec, plan_pool
-from jpaged.execution.encode import calls, make_encode, no_rows
+from jpaged.execution.encode import between_parts, calls, make_encode, make_encode_part, no_rows
 from jpaged.execution.image_rows import Item, image_examples, image_rows
 from jpaged.model_api import BuildContext, ImageGroup
 from jpaged_models.families import Family
@@ -81,6 +81,21 @@ def test_the_encoder_never_copies_the_pool(model):
     else:
         ((arrays, rows),) = packer.joined([[Item(arrays, no_rows(spec, count)[:count])]], partial(no_rows, spec))
     assert_in_place(make_encode(graphdef, spec, MESH).lower(params, pool, arrays, rows).compile(), spec)
+
+
+def test_a_part_of_the_encoder_never_copies_the_pool_nor_what_is_kept_between_parts(model):
+    graphdef, params, spec, module = model
+    if not getattr(module.image_group, "rounds", ()):
+        return
+    pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+    packer = image_rows(module, None, max_model_len=256, budget=64)
+    arrays, count = image_examples(module, packer)[0]
+    ((arrays, rows),) = packer.joined([[Item(arrays, no_rows(spec, count)[:count])]], partial(no_rows, spec))
+    state, part = between_parts(graphdef, params, MESH, arrays), np.zeros(2, np.int32)
+    made = make_encode_part(graphdef, spec, MESH).lower(params, pool, state, arrays, rows, part).compile()
+    assert_in_place(made, spec)
+    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    assert made.memory_analysis().alias_size_in_bytes >= spec.device_bytes + kept
 
 
 @pytest.mark.parametrize("width", [130, 896, 1280])

@@ -103,7 +103,7 @@ class ImageCache(EncodedCache):
         return (self.format.block_size, -(-elements // LANES), LANES)
 
     def pool_groups(self) -> tuple[GroupSpec, ...]:
-        policy = ImageFeatures(patches=self.group.patches, work=self.group.work)
+        policy = ImageFeatures(patches=self.group.patches, work=self.group.work, rounds=self.group.rounds)
         return (self.spec(self.group.name, 1, policy),)
 
     def reads(self) -> Reads:

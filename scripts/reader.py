@@ -36,7 +36,11 @@ from jpaged import LLM, SamplingParams
 SIDE, PATCH, SHUFFLE = 64, 8, 2
 """Pixels of a tile's side and of a patch's, and patches of a feature's side."""
 TOWER = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
-TEXT = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+TEXT = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 6}
+SCALING = {"image_mean": [0.7] * 3, "image_std": [0.25] * 3}
+"""Of the pictures, most of which is paper. With SigLIP's 0.5 the paper's grey would drown the digits' strokes."""
+INITIAL = {"initializer_range": 0.06}
+"""Nearer to the inverse root of these narrow widths than 0.02, which is for ten times as wide ones."""
 QUESTIONS = ("Which number is this?", "What number do you see?", "Read the number.", "What does the picture say?")
 START, END, IMAGE, AROUND, WHOLE = MARKS = (
     "<|im_start|>",
@@ -60,11 +64,10 @@ def unseen() -> tuple[int, ...]:
 
 
 def learned(count: int, rng: np.random.Generator) -> list[int]:
-    """Draw numbers of one to four digits, none of them `unseen`. The short ones are learned first, and help."""
-    highest, left_out, drawn = 10 ** rng.integers(1, 5, 2 * count), frozenset(unseen()), []
-    for number in rng.integers(highest // 10, highest):
-        drawn += [] if int(number) in left_out else [int(number)]
-    return drawn[:count]
+    """Draw numbers of one to four digits, mostly long ones and none of them `unseen`."""
+    digits, left_out = rng.choice(4, 2 * count, p=(0.1, 0.1, 0.3, 0.5)), frozenset(unseen())
+    drawn = rng.integers(np.where(digits == 0, 0, 10**digits), 10 ** (digits + 1))
+    return [number for number in drawn.tolist() if number not in left_out][:count]
 
 
 @lru_cache
@@ -72,19 +75,24 @@ def _font(size: int) -> Any:
     return ImageFont.load_default(size)
 
 
-def draw(number: int, rng: np.random.Generator) -> Image.Image:
-    """Return a picture of a number in Pillow's own font; shape, size, place, greys and noise are drawn."""
+def draw(number: int, rng: np.random.Generator, spread: float = 1.0) -> Image.Image:
+    """Return a picture of a number in Pillow's own font.
+
+    Args:
+        spread: how far size, place, greys and noise are drawn from those of a plain picture, whose number is in its
+            middle, dark on light; 0 = it is that one.
+    """
     text = str(number)
-    width, height = (int(side) for side in rng.integers(SIDE * 3 // 4, 2 * SIDE, 2))
-    digit = width * rng.uniform(0.15, 0.9 / max(len(text), 2))
-    font = _font(int(min(digit / 0.58, 1.2 * height)))
+
+    def between(low: float, high: float) -> float:
+        return (low + high) / 2 + spread * rng.uniform(-0.5, 0.5) * (high - low)
+
+    font = _font(int(SIDE * between(0.24, 0.4)))
     left, top, right, bottom = font.getbbox(text)
-    x, y = rng.integers(0, [max(width - right + left, 0) + 1, max(height - bottom + top, 0) + 1])
-    paper = int(rng.integers(0, 256))
-    ink = (paper + int(rng.integers(90, 167))) % 256
-    image = Image.new("L", (width, height), paper)
-    ImageDraw.Draw(image).text((x - left, y - top), text, fill=ink, font=font)
-    noisy = np.asarray(image) + rng.normal(0, rng.uniform(0, 16), (height, width))
+    x, y = (round(between(0, max(0, SIDE - extent))) for extent in (right - left, bottom - top))
+    image = Image.new("L", (SIDE, SIDE), int(between(150, 255)))
+    ImageDraw.Draw(image).text((x - left, y - top), text, fill=int(between(0, 90)), font=font)
+    noisy = np.asarray(image) + rng.normal(0, spread * rng.uniform(0, 10), (SIDE, SIDE))
     return Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).convert("RGB")
 
 
@@ -120,14 +128,14 @@ def make(seed: int = 0) -> Reader:
     ends = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     text = {"model_type": "llama", "vocab_size": len(tokenizer), "max_position_embeddings": 1024}
     config = SmolVLMConfig(
-        vision_config=TOWER | {"image_size": SIDE, "patch_size": PATCH},
-        text_config=TEXT | text | ends,
+        vision_config=TOWER | INITIAL | {"image_size": SIDE, "patch_size": PATCH},
+        text_config=TEXT | INITIAL | text | ends,
         scale_factor=SHUFFLE,
         image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
     )
     model = SmolVLMForConditionalGeneration(config)
     model.generation_config = GenerationConfig(**ends)
-    processor = SmolVLMImageProcessorPil(size=whole, max_image_size=whole, do_image_splitting=False)
+    processor = SmolVLMImageProcessorPil(size=whole, max_image_size=whole, do_image_splitting=False, **SCALING)
     return Reader(model, tokenizer, processor)
 
 
@@ -137,9 +145,12 @@ def question(picture: Image.Image | None, text: str = QUESTIONS[0]) -> list[dict
     return [{"role": "user", "content": [shown, {"type": "text", "text": text}]}]
 
 
-def batch_of(reader: Reader, numbers: Sequence[int], text: str, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+def batch_of(
+    reader: Reader, numbers: Sequence[int], text: str, rng: np.random.Generator, spread: float = 1.0
+) -> dict[str, torch.Tensor]:
     """Return the model's arguments: a picture of each number, a question, and the answers as labels."""
-    pictures = reader.processor(images=[[draw(number, rng)] for number in numbers], return_tensors="pt")
+    drawn = [[draw(number, rng, spread)] for number in numbers]
+    pictures = reader.processor(images=drawn, return_tensors="pt")
     asked = reader.tokenizer.apply_chat_template(question(None, text), tokenize=False, add_generation_prompt=True)
     features = IMAGE * (SIDE // PATCH // SHUFFLE) ** 2
     prompt = reader.tokenizer.encode(asked.replace(IMAGE, f"{AROUND}{WHOLE}{features}{AROUND}"))
@@ -153,22 +164,26 @@ def batch_of(reader: Reader, numbers: Sequence[int], text: str, rng: np.random.G
 def train(reader: Reader, steps: int, minutes: float = 60, batch: int = 32, rate: float = 1e-3) -> Iterator[float]:
     """Take steps of AdamW and yield each one's loss.
 
-    The rate falls by a cosine, to 0 at the last step or, where that comes first, after so many minutes.
+    The pictures are plain at first and spread with each step whose loss is low: from the start spread pictures teach a
+    tower of this size nothing for long. The rate falls by a cosine, to 0 at the last step or, where that comes first,
+    after so many minutes.
     """
-    rng, started = np.random.default_rng(1), time.monotonic()
+    rng, started, spread = np.random.default_rng(1), time.monotonic(), 0.0
     optimiser = torch.optim.AdamW(reader.model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     reader.model.train()
     for step in range(steps):
-        done = max(step / steps, (time.monotonic() - started) / 60 / minutes)
+        done = max(step / steps, (time.monotonic() - started) / 60 / max(minutes, 1e-9))
         if done >= 1:
             break
         optimiser.param_groups[0]["lr"] = rate * min(1, (step + 1) / 100) * (1 + math.cos(math.pi * done)) / 2
         text = QUESTIONS[step % len(QUESTIONS)]
-        loss = reader.model(**batch_of(reader, learned(batch, rng), text, rng)).loss
+        loss = reader.model(**batch_of(reader, learned(batch, rng), text, rng, spread)).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(reader.model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
+        if loss.item() < 0.5:
+            spread = min(1.0, spread + 0.01)
         yield loss.item()
     reader.model.eval()
 

@@ -1,4 +1,4 @@
-"""Trains a SmolVLM of three million parameters to read numbers in pictures, and has jpaged read some that it never saw.
+"""Trains a SmolVLM of two million parameters to read numbers in pictures, and has jpaged read some that it never saw.
 
     python -m scripts.reader                                    twenty minutes on two cores; writes the folder reader
     python -m scripts.reader --folder reader --steps 0          reads with the model of a folder
@@ -225,7 +225,7 @@ def opened(folder: str | Path) -> LLM:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", default="reader", help="where the model is written")
-    parser.add_argument("--steps", type=int, default=3000, help="steps of training; 0 reads with the folder's model")
+    parser.add_argument("--steps", type=int, default=2500, help="steps of training; 0 reads with the folder's model")
     parser.add_argument("--minutes", type=float, default=20, help="most minutes of training")
     parser.add_argument("--numbers", type=int, default=1000, help="how many unseen numbers are asked for")
     given = parser.parse_args(arguments)

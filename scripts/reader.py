@@ -89,7 +89,7 @@ def draw(number: int, rng: np.random.Generator, spread: float = 1.0) -> Image.Im
 
     font = _font(int(SIDE * between(0.24, 0.4)))
     left, top, right, bottom = font.getbbox(text)
-    x, y = (round(between(0, max(0, SIDE - extent))) for extent in (right - left, bottom - top))
+    x, y = round((SIDE - right + left) * between(0, 1)), round((SIDE - bottom + top) * between(0.2, 0.8))
     image = Image.new("L", (SIDE, SIDE), int(between(150, 255)))
     ImageDraw.Draw(image).text((x - left, y - top), text, fill=int(between(0, 90)), font=font)
     noisy = np.asarray(image) + rng.normal(0, spread * rng.uniform(0, 10), (SIDE, SIDE))
@@ -161,7 +161,7 @@ def batch_of(
     return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels), "pixel_values": pictures["pixel_values"]}
 
 
-def train(reader: Reader, steps: int, minutes: float = 60, batch: int = 32, rate: float = 1e-3) -> Iterator[float]:
+def train(reader: Reader, steps: int, minutes: float = 60, batch: int = 32, rate: float = 1.5e-3) -> Iterator[float]:
     """Take steps of AdamW and yield each one's loss.
 
     The pictures are plain at first and spread with each step whose loss is low: from the start spread pictures teach a
@@ -182,8 +182,8 @@ def train(reader: Reader, steps: int, minutes: float = 60, batch: int = 32, rate
         torch.nn.utils.clip_grad_norm_(reader.model.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
-        if loss.item() < 0.5:
-            spread = min(1.0, spread + 0.01)
+        if loss.item() < 1:  # by chance it is 2
+            spread = min(1.0, spread + 0.005)
         yield loss.item()
     reader.model.eval()
 
@@ -225,7 +225,9 @@ def opened(folder: str | Path) -> LLM:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", default="reader", help="where the model is written")
-    parser.add_argument("--steps", type=int, default=2500, help="steps of training; 0 reads with the folder's model")
+    parser.add_argument(
+        "--steps", type=int, default=4000, help="most steps of training; 0 reads with the folder's model"
+    )
     parser.add_argument("--minutes", type=float, default=20, help="most minutes of training")
     parser.add_argument("--numbers", type=int, default=1000, help="how many unseen numbers are asked for")
     given = parser.parse_args(arguments)

@@ -68,7 +68,7 @@ from scripts import reader
 logging.disable_progress_bar()
 
 # %% tags=["parameters"]
-STEPS = 2500
+STEPS = 4000
 MINUTES = 3
 NUMBERS = 200
 

@@ -36,10 +36,8 @@ def _settings(dtype: str, kv_bytes: int, context: int, sequences: int) -> dict[s
 def jpaged(model: str, dtype: str, kv_bytes: int, context: int, tokens: int, sequences: int) -> Any:
     from jpaged import LLM, SamplingParams
 
-    llm = LLM(
-        model,
-        **_settings(dtype, kv_bytes, context, sequences),
-    )
+    llm = LLM(model, **_settings(dtype, kv_bytes, context, sequences))
+    llm.warmup(use_tqdm=False)  # as vLLM does when it starts
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False)
 
     def run(prompts: list[list[int]]) -> Answers:

@@ -123,7 +123,9 @@ answers = reader.read(llm, pictures)
 figure, axes = plt.subplots(2, 5, figsize=(8, 3.4), layout="constrained")
 for place, picture, number, answer in zip(axes.flat, pictures, shown, answers, strict=True):
     place.imshow(picture)
-    place.set_title(answer, color="black" if answer == str(number) else "tab:red")
+    place.set_title(
+        answer if answer.isdecimal() else "no number", color="black" if answer == str(number) else "tab:red"
+    )
     place.axis("off")
 plt.show()
 

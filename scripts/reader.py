@@ -37,7 +37,7 @@ SIDE, PATCH, SHUFFLE = 64, 8, 2
 """Pixels of a tile's side and of a patch's, and patches of a feature's side."""
 TOWER = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
 TEXT = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 6}
-SCALING = {"image_mean": [0.7] * 3, "image_std": [0.25] * 3}
+SCALING: dict[str, Any] = {"image_mean": [0.7] * 3, "image_std": [0.25] * 3}
 """Of the pictures, most of which is paper. With SigLIP's 0.5 the paper's grey would drown the digits' strokes."""
 INITIAL = {"initializer_range": 0.06}
 """Nearer to the inverse root of these narrow widths than 0.02, which is for ten times as wide ones."""
@@ -131,7 +131,7 @@ def make(seed: int = 0) -> Reader:
         vision_config=TOWER | INITIAL | {"image_size": SIDE, "patch_size": PATCH},
         text_config=TEXT | INITIAL | text | ends,
         scale_factor=SHUFFLE,
-        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
+        image_token_id=tokenizer.vocab[IMAGE],
     )
     model = SmolVLMForConditionalGeneration(config)
     model.generation_config = GenerationConfig(**ends)

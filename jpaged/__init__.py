@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jpaged.outputs import CompletionOutput, RequestOutput, SavedState, StreamDelta
     from jpaged.pooling_params import PoolingParams
     from jpaged.pyramid_kv import PyramidKV
+    from jpaged.reasoning_config import ReasoningConfig
     from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
     from jpaged.speculative import MTP, Assistant, DFlash, DraftModel, Eagle3, Layers, NGram
 
@@ -37,6 +38,7 @@ _HOMES = {
     "ImageSources": "jpaged.image_sources",
     "ProcessLost": "jpaged.errors",
     "PyramidKV": "jpaged.pyramid_kv",
+    "ReasoningConfig": "jpaged.reasoning_config",
     "NGram": "jpaged.speculative",
     "Layers": "jpaged.speculative",
     "DFlash": "jpaged.speculative",
@@ -81,6 +83,7 @@ __all__ = [
     "PoolingParams",
     "ProcessLost",
     "PyramidKV",
+    "ReasoningConfig",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jpaged.image_sources import ImageSources
 from jpaged.processor_settings import read_settings
 from jpaged.pyramid_kv import PyramidKV
+from jpaged.reasoning_config import ReasoningConfig, read_reasoning_config
 from jpaged.setting import (
     Affects,
     Flag,
@@ -535,6 +536,20 @@ class EngineConfig:
     `--speculative` takes, as ``"ngram"``. None makes no drafts. Drafts change no token. Requests with beams run without
     them. A sequence then holds one state of each recurrent layer for each draft, and one more. It excludes kv_budget,
     replicas and several hosts."""
+
+    reasoning_config: ReasoningConfig | None = setting(
+        None,
+        optional(read_reasoning_config),
+        affects=Affects.NOTHING,
+        flag=Flag(
+            commands="requests",
+            type=str | None,
+            help="JSON with the text that ends thoughts without tokens left, before their mark: "
+            '{"reasoning_end_str": "I have to answer now."}. Default: the mark alone.',
+        ),
+    )
+    """How the thoughts of requests with a thinking_token_budget end, unless their parameters say so: a
+    `jpaged.ReasoningConfig`, or a mapping of its fields. None ends them by their format's mark alone."""
 
     watermark: float = setting(0.0, _watermark, affects=Affects.NOTHING)
     """Share of the pool that admission keeps free, so that running sequences can grow: fewer are preempted, and fewer

@@ -79,12 +79,13 @@ class EngineArgs(_Args):  # type: ignore[misc, valid-type]  # mypy does not foll
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Add a flag for each setting whose value is a number, a text or a switch, and one for `speculative_config`."""
+        """Add a flag for each setting whose value is a number, a text or a switch, and those of `speculative_config`
+        and `reasoning_config`, in JSON."""
         hints = get_type_hints(_Args)
         for each in fields(_Args):
             flag, hint = f"--{each.name.replace('_', '-')}", hints[each.name]
             kinds = {hint, *(get_args(hint) if isinstance(hint, UnionType) else ())}
-            if each.name == DRAFTS:
+            if each.name in (DRAFTS, "reasoning_config"):
                 parser.add_argument(flag, type=json.loads, default=None)
             elif bool in kinds:
                 parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=each.default)

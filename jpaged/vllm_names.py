@@ -156,7 +156,7 @@ aggregate_engine_logging collect_detailed_traces custom_histogram_buckets enable
 log_config_file log_level logging_config: configure Python's logging of the logger 'jpaged'; `jpaged serve` has
     --log-level
 enable_layerwise_nvtx_tracing profiler_config: @profiler
-otlp_traces_endpoint reasoning_config reasoning_parser reasoning_parser_plugin served_model_name shutdown_timeout
+otlp_traces_endpoint reasoning_parser reasoning_parser_plugin served_model_name shutdown_timeout
     stream_interval tokens_only: @server
 aux_output_config enable_return_routed_experts: @routing
 return_sampling_mask: the tokens that could be drawn are not returned: logprobs has the most likely ones
@@ -723,6 +723,7 @@ _BEAM_NAMES = {
 TAKEN: dict[str, dict[str, str]] = {
     "": {**_ARGS, **_ASYNC, **_INPUT_NAMES, **_OUTPUT_NAMES},
     "beam_search": _BEAM_NAMES,
+    "config": {"ReasoningConfig": "jpaged.reasoning_config:ReasoningConfig"},
     "engine.arg_utils": _ARGS,
     "engine.async_llm_engine": _ASYNC,
     "entrypoints.generate.beam_search.utils": _BEAM_NAMES,
@@ -759,7 +760,7 @@ AttentionConfig AuxOutputConfig CUDAGraphMode CacheConfig CompilationConfig Comp
     DiffusionConfig DynamicShapesConfig DynamicShapesType ECTransferConfig EPLBConfig EncoderCacheManagerConfig
     EngramConfig FaultToleranceConfig HiSparseConfig KVEventsConfig KVTransferConfig KernelConfig LoRAConfig LoadConfig
     LoggingConfig MambaConfig ModelConfig MultiModalConfig ObservabilityConfig OffloadBackend OffloadConfig
-    ParallelConfig PassConfig PoolerConfig PrefetchOffloadConfig ProfilerConfig ReasoningConfig SchedulerConfig
+    ParallelConfig PassConfig PoolerConfig PrefetchOffloadConfig ProfilerConfig SchedulerConfig
     SpeculativeConfig SpeechToTextConfig SpeechToTextParams StructuredOutputsConfig SupportsMetricsInfo UVAOffloadConfig
     VllmConfig WatermarkConfig WeightTransferConfig config get_attr_docs get_cached_compilation_config
     get_current_vllm_config get_current_vllm_config_or_none get_layers_from_vllm_config is_init_field

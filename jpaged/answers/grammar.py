@@ -26,7 +26,8 @@ Thought = Literal["none", "may", "runs", "over"]
 prompt ended one, as a template does where thinking is switched off, so none may begin.
 """
 SPACE = "[\\s\\x1c-\\x1f]"
-"""The characters that Python's str.strip removes; llguidance's ``\\s`` lacks the last four."""
+"""The characters that Python's str.strip removes; ``\\s`` of llguidance and of readers' patterns lacks the last four,
+which no answer has where only white space may be."""
 _ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
 """Escapes, and the characters that would end a regular expression in a Lark grammar."""
 _ID = "/[A-Za-z0-9_-]{1,12}/"
@@ -172,7 +173,7 @@ class AnswerGrammar:
     @property
     def _gap_rules(self) -> list[str]:
         skipped = " | ".join(["GAP", *map(self.marks.rule, self.form.skipped)])
-        return [*([f"gap: ({skipped})+"] if self.form.skipped else []), f"GAP: /{SPACE}{{1,8}}/"]
+        return [*([f"gap: ({skipped})+"] if self.form.skipped else []), r"GAP: /\s{1,8}/"]
 
     def _thought_rules(self, thought: Thought) -> list[str]:
         marks = self._thought
@@ -180,9 +181,9 @@ class AnswerGrammar:
         if self._thought_is_of_tokens:
             begin, end = self._either(marks.begin), self._either(marks.end)
             begun = f"SPACE_BEFORE? {begin} " if thought == "may" else ""
-            rules = [f"thought: {begun}INNER? {end}", f"INNER: {ANY}", f"SPACE_BEFORE: /{SPACE}+/"]
+            rules = [f"thought: {begun}INNER? {end}", f"INNER: {ANY}", r"SPACE_BEFORE: /\s+/"]
             return [*rules, *([f"more_thought: {begin} INNER? {end}"] if marks.anywhere else [])]
-        begun = f"/{SPACE}*{self._any_regex(marks.begin)}/ " if thought == "may" else ""
+        begun = rf"/\s*{self._any_regex(marks.begin)}/ " if thought == "may" else ""
         rules = [f"THOUGHT: {begun}{ANY} {self._any_text(marks.end)}", "thought[lazy]: THOUGHT"]
         if marks.anywhere:
             more = f"MORE_THOUGHT: /{self._any_regex(marks.begin)}/ {ANY} {self._any_text(marks.end)}"
@@ -240,7 +241,7 @@ class AnswerGrammar:
         if marks is None:
             thought = "none"
         gap = self._gap_of_skipped
-        called = [f"CALLED: {self._called}", f"SPACES: /{SPACE}+/", *(self._gap_rules if gap else [])]
+        called = [f"CALLED: {self._called}", r"SPACES: /\s+/", *(self._gap_rules if gap else [])]
         if thought == "none" or (thought == "over" and self._thought_is_of_tokens):
             return [f"start: {gap} said" if gap else "start: said", *called, *self._said("said")]
         assert marks is not None

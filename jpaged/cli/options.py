@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,6 @@ from jpaged.answers.response_template import RESPONSE_TEMPLATE, format_of_templa
 from jpaged.answers.rows import thought_formats, tool_formats
 from jpaged.config import EngineConfig
 from jpaged.short_values import with_short_values
-from jpaged.validation import shown
 from jpaged.vllm_compat import missing_flag
 from jpaged.vllm_names import COMMANDS
 
@@ -34,12 +33,7 @@ THOUGHT_HELP = (
     "Format of its thoughts, which are split off the answer; default: the one that its chat template renders; none: "
     f"they stay text. One of {', '.join(thought_formats())}."
 )
-THOUGHT_END_HELP = (
-    'JSON with the text that ends thoughts without tokens left, before their mark: {"reasoning_end_str": "I have to '
-    'answer now."}. Default: the mark alone.'
-)
 _FLAG_NAMES = {
-    "reasoning_end_str": "reasoning_config",
     "tls_certificate": "ssl_certfile",
     "tls_key": "ssl_keyfile",
     "max_waiting": "max_waiting_requests",
@@ -236,43 +230,28 @@ def given_format(name: str | None) -> str | None:
     return None if name == NO_FORMAT else name
 
 
-def end_of_thoughts(config: str | None) -> str | None:
-    """Return the text that ``--reasoning-config`` gives; None: none.
+def with_formats(settings: Any, llm: Any, tool_parser: str | None, reasoning_parser: str | None) -> Any:
+    """Return `ServerSettings` with the answer formats of a model, see `found_formats`.
 
     Raises:
-        ValueError: it is no JSON object with that text alone.
+        ValueError: see `found_formats`; or no thought of the model could end as ``--reasoning-config`` says.
     """
+    config = llm.config.reasoning_config
     if config is None:
-        return None
-    said = f"reasoning_config={shown(config)}"
-    try:
-        given = json.loads(config)
-    except ValueError as error:
-        raise ValueError(f"{said} is no JSON: {error}") from error
-    if not isinstance(given, dict) or not isinstance(text := given.get("reasoning_end_str"), str) or not text:
-        raise ValueError(f'{said} must be an object with a text that is not empty, {{"reasoning_end_str": "..."}}')
-    if more := sorted(given.keys() - {"reasoning_end_str"}):
-        raise ValueError(f"{said} has {', '.join(more)}: --reasoning-parser names the format, which has its marks")
-    return text
-
-
-def check_end_of_thoughts(llm: Any, settings: Any) -> None:
-    """Refuse the text of ``--reasoning-config`` where no thought of the model could end by it.
-
-    Args:
-        settings: `ServerSettings` with the formats that were found.
-    """
-    if settings.reasoning_end_str is None:
-        return
+        return replace(settings, **found_formats(llm.tokenizer, tool_parser, reasoning_parser))
     from jpaged.text.thought_budget import ThoughtForms
 
-    if settings.reasoning_parser is None:
+    found = found_formats(llm.tokenizer, tool_parser, reasoning_parser or config.reasoning_parser or None)
+    if found["reasoning_parser"] is None:
         raise ValueError(
-            f"reasoning_end_str={shown(settings.reasoning_end_str)} needs the form of the model's thoughts, and none "
-            "is known: --reasoning-parser names one"
+            f"reasoning_config={config} needs the form of the model's thoughts, and none is known: --reasoning-parser "
+            "names one"
         )
-    formats = settings.reasoning_parser, settings.tool_parser or NO_FORMAT
-    ThoughtForms(llm.tokenizer).check_text(settings.reasoning_end_str, *formats, llm.vocab_size)
+    formats = found["reasoning_parser"], found["tool_parser"] or NO_FORMAT
+    ThoughtForms(llm.tokenizer, config.reasoning_start_str).check_text(
+        config.reasoning_end_str, *formats, llm.vocab_size
+    )
+    return replace(settings, **found)
 
 
 def found_formats(tokenizer: Any, tool_parser: str | None, reasoning_parser: str | None) -> dict[str, Any]:

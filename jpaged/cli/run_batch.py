@@ -10,17 +10,14 @@ import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import (
-    THOUGHT_END_HELP,
     THOUGHT_HELP,
     TOOL_HELP,
     Model,
     bad_parameters,
-    check_end_of_thoughts,
     check_place,
     check_serve_extra,
-    end_of_thoughts,
-    found_formats,
     given_format,
+    with_formats,
 )
 
 AGAIN = 75
@@ -41,7 +38,6 @@ def run_batch(
     ),
     tool_parser: Annotated[str | None, typer.Option(help=TOOL_HELP)] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help=THOUGHT_HELP)] = None,
-    reasoning_config: Annotated[str | None, typer.Option(help=THOUGHT_END_HELP)] = None,
     *,
     engine: EngineOptions,
 ) -> None:
@@ -67,7 +63,6 @@ def run_batch(
             model=served_model_name or model,
             tool_parser=given_format(tool_parser),
             reasoning_parser=given_format(reasoning_parser),
-            reasoning_end_str=end_of_thoughts(reasoning_config),
         )
         claim = claim_file(answers_file)  # before it is read: another run appends to it
     with claim:
@@ -79,10 +74,9 @@ def run_batch(
         batch.answered(answers_file)  # a run that cannot start leaves the file as it was
         if llm is not None:
             concurrency = 2 * llm.config.max_num_seqs
-            formats = found_formats(llm.tokenizer, tool_parser, reasoning_parser)
-            settings = replace(settings, max_waiting=max(256, concurrency), **formats)
             with bad_parameters():
-                check_end_of_thoughts(llm, settings)
+                settings = with_formats(settings, llm, tool_parser, reasoning_parser)
+                settings = replace(settings, max_waiting=max(256, concurrency))
             try:
                 asyncio.run(_answer(llm, settings, left, answers_file, concurrency))
             except batch.Unanswered as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,16 +13,13 @@ import typer
 
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import (
-    THOUGHT_END_HELP,
     THOUGHT_HELP,
     TOOL_HELP,
     bad_parameters,
-    check_end_of_thoughts,
     check_otel_extra,
     check_serve_extra,
-    end_of_thoughts,
-    found_formats,
     given_format,
+    with_formats,
 )
 from jpaged.cli.waiting import PROGRESS, waiting
 
@@ -64,7 +60,6 @@ def serve(
     drain_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds to end requests after SIGTERM.")] = 30.0,
     tool_parser: Annotated[str | None, typer.Option(help=TOOL_HELP)] = None,
     reasoning_parser: Annotated[str | None, typer.Option(help=THOUGHT_HELP)] = None,
-    reasoning_config: Annotated[str | None, typer.Option(help=THOUGHT_END_HELP)] = None,
     state_dir: Annotated[
         Path | None, typer.Option(help="Folder of the saved state, from which a restarted server continues.")
     ] = None,
@@ -159,7 +154,6 @@ def serve(
             max_stored_responses=max_stored_responses,
             tool_parser=given_format(tool_parser),
             reasoning_parser=given_format(reasoning_parser),
-            reasoning_end_str=end_of_thoughts(reasoning_config),
             state_dir=state_dir,
             save_every=30.0 if save_every is None else save_every,
             otlp_traces_endpoint=otlp_traces_endpoint,
@@ -175,9 +169,8 @@ def serve(
         limit_heaps()
         llm = engine.build(model, logs=True, background_compilation=warmup is None, chat_template=template)
         _warn_of_template(llm, settings.tool_parser)
-        settings = replace(settings, **found_formats(llm.tokenizer, tool_parser, reasoning_parser))
         with bad_parameters():
-            check_end_of_thoughts(llm, settings)
+            settings = with_formats(settings, llm, tool_parser, reasoning_parser)
         logging.getLogger("jpaged.server").info("%s", earlier_turns(llm.tokenizer))
         if warmup:
             with waiting("compiling all programs before the first request", logs=True):

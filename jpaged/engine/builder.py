@@ -225,6 +225,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         adapters=adapters,
         no_output=None if loaded.pooling.generates else _no_output(config, loaded.pooling),
         keeps_ends=engine.memory.keeps_states,
+        reasoning=config.reasoning_config,
     )
     engine.stats_log.enabled = not config.disable_log_stats
     log_model(loaded, config)

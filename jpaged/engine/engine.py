@@ -228,7 +228,7 @@ class Engine:
             while replica.in_flight and replica.in_flight[0] is not newest:
                 self._read_back(replica)
         self._start_draws()
-        if not any(step.chunks or step.work for step in scheduled) and not any(r.in_flight for r in self.replicas):
+        if not any(step.num_chunks or step.work for step in scheduled) and not any(r.in_flight for r in self.replicas):
             wait_for_mask(replica.scheduler.constrained for replica in self.replicas)
         for replica, request in list(self._with_breakpoints):
             if request.first_token_time is not None:

@@ -105,7 +105,7 @@ class Replica:
     def watch_memory(self, step: ScheduledStep) -> None:
         """Keep a report of the memory in use if the dispatched step is the busiest so far."""
         used = self.memory.num_used_blocks
-        if step.chunks and used > 1.05 * self.peak_blocks:
+        if step.num_chunks and used > 1.05 * self.peak_blocks:
             self.peak_blocks = used
             self.peak_report = self.memory_report()
 

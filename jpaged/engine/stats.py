@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
+from operator import attrgetter
 from typing import Protocol, TypeVar
 
 from jpaged.memory import BlockCounts, TierStats
@@ -155,15 +156,19 @@ class Counters:
 
     def dispatched(self, steps: Sequence[ScheduledStep]) -> None:
         """Count the steps of all replicas that are dispatched together."""
-        self.num_steps += any(step.chunks for step in steps)
+        self.num_steps += any(step.num_chunks for step in steps)
         self.num_tokens += sum(step.num_tokens for step in steps)
         self.num_adapter_loads += sum(len(step.work_of(LOADS)) for step in steps)
         self.num_encoded_images += sum(len(step.work_of(ENCODES)) for step in steps)
 
     def read(self, step: ScheduledStep) -> None:
         """Count the results of a step that was read back, before the scheduler processes them."""
+        seqs, requests = step.decodes.seqs, step.decodes.requests
+        self.num_output_tokens += [*map(attrgetter("finish_reason"), seqs)].count(None)
         started = {}
-        for sample in step.samples:
+        if None in map(attrgetter("first_token_time"), requests):
+            started = {each.request_id: each for each in requests if each.first_token_time is None and each.live}
+        for sample in step.other_samples:
             request, seq, chunk = sample
             if seq.finish_reason is None and not chunk.drafts and not (step.is_constrained and sample.is_overtaken):
                 self.num_output_tokens += 1

@@ -13,10 +13,13 @@ from jpaged.execution.caches.base import HostStep
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.mesh import HostOrDevice
+from jpaged.execution.next_batch import DecodeBatches
+from jpaged.execution.packing import Packed, opened
 from jpaged.execution.token_rows import token_rows
 from jpaged.memory import NoTable
 from jpaged.scheduling.admission import common_prefix
-from jpaged.scheduling.step import Chunk, ScheduledStep
+from jpaged.scheduling.request import Sequence
+from jpaged.scheduling.step import ScheduledStep
 
 
 class StepBatch(NamedTuple):
@@ -91,19 +94,30 @@ class BatchBuilder:
             layout.spec.policy.kind for layout in spec.layout.groups if isinstance(layout.spec.policy, NoTable)
         ]
         self._max_num_seqs = max_num_seqs
+        self._decodes = DecodeBatches(self._caches)
 
     def build(self, step: ScheduledStep, bucket: Bucket) -> StepBatch:
-        """Return the arrays of a step, padded to `bucket`.
+        """Return the arrays of a step, padded to `bucket`; see `laid_out`."""
+        batch: StepBatch = opened(self.laid_out(step, bucket))
+        return batch
+
+    def laid_out(self, step: ScheduledStep, bucket: Bucket) -> StepBatch | Packed:
+        """Return the arrays of a step, padded to `bucket`; those of decodes that follow others are packed already.
 
         Raises:
             RuntimeError: a block id or row is out of the pool's range (JAX would clamp it silently), or there are more
                 different adapters than places.
         """
-        for chunk in step.chunks:
+        for place, tables_of in step.decodes.tables.items():
+            self._refresh(step.decodes.seqs[place], tables_of)
+        for chunk in step.others:
             if chunk.tables is not None:
-                self._refresh(chunk)
-        chunks, num_seqs = step.chunks, len(step.chunks)
-        rows = token_rows(chunks, bucket)
+                self._refresh(chunk.seq, chunk.tables)
+        following = self._decodes.next(step, bucket, self._tables)
+        if following is not None:
+            return following
+        num_seqs = step.num_chunks
+        rows = token_rows(step, bucket)
         num_tokens = len(rows.seq_of_token)
         tables = []
         for table in self._tables:
@@ -112,7 +126,7 @@ class BatchBuilder:
             tables.append(padded)
         read = {kind: step.rows.get(kind, ()) for kind in self._kinds if bucket.holds(kind)}
         host = HostStep(
-            chunks,
+            step,
             rows.starts,
             rows.lengths,
             rows.seq_of_token,
@@ -121,7 +135,7 @@ class BatchBuilder:
             bucket.seqs,
             read,
         )
-        return StepBatch(
+        batch = StepBatch(
             tokens=rows.tokens,
             source_rows=rows.source_rows,
             positions=rows.positions,
@@ -134,6 +148,7 @@ class BatchBuilder:
             sample_at=self._sample_at(step, rows.query_starts[1 : num_seqs + 1]),
             reads_all=None if bucket.decode_only else np.array([bool(step.scored or step.pooled)]),
         )
+        return self._decodes.keep(step, bucket, batch)
 
     def blocks_of(self, step: ScheduledStep) -> list[list[int]]:
         """Return, for each group of the pool, the blocks that a step reads or writes, once its batch is built."""
@@ -143,30 +158,31 @@ class BatchBuilder:
             found[group_slice.start].update(cache.untabled_blocks(step))
         return [sorted(blocks) for blocks in found]
 
-    def _refresh(self, chunk: Chunk) -> None:
-        """Write what changed of a chunk's tables: mostly a block more, at the end of thousands."""
-        assert chunk.tables is not None
-        place = chunk.seq.row
-        for group, blocks in enumerate(chunk.tables):
+    def _refresh(self, seq: Sequence, tables: list[list[int]]) -> None:
+        """Write what changed of a sequence's tables: mostly a block more, at the end of thousands."""
+        place = seq.row
+        for group, blocks in enumerate(tables):
             sent = self._sent[group][place]
             first = common_prefix(blocks, sent)
-            new = np.asarray(blocks[first:], np.int32)
-            if new.size and (new.min() < -1 or new.max() >= self._num_blocks[group]):
+            new = blocks[first:]
+            if new and (min(new) < -1 or max(new) >= self._num_blocks[group]):
                 raise RuntimeError(
-                    f"sequence {chunk.seq.seq_id}: block ids {new.min()}..{new.max()} of group {group} "
+                    f"sequence {seq.seq_id}: block ids {min(new)}..{max(new)} of group {group} "
                     f"are outside [0, {self._num_blocks[group]})"
                 )
             row = self._tables[group][place]
             row[first : len(blocks)] = new
-            row[len(blocks) : len(sent)] = -1
-            sent[first:] = blocks[first:]
+            if len(sent) > len(blocks):
+                row[len(blocks) : len(sent)] = -1
+            sent[first:] = new
 
     def _sample_at(self, step: ScheduledStep, ends: Int[np.ndarray, " seqs"]) -> np.ndarray:
         sample_at = np.zeros(self._max_num_seqs, np.int32)
-        sampled = [chunk for _, _, chunk in step.samples]
-        if sampled == step.chunks[: len(sampled)]:  # a draw after each chunk, as in a step of decodes
-            sample_at[: len(sampled)] = ends[: len(sampled)] - 1
+        sampled, number = [chunk for _, _, chunk in step.other_samples], step.num_samples
+        if sampled == step.others[: len(sampled)]:  # a draw after each chunk, as in a step of decodes
+            sample_at[:number] = ends[:number] - 1
             return sample_at
+        sampled = [chunk for _, _, chunk in step.samples]
         before = {c.seq.seq_id: int(end) - c.start - c.length for c, end in zip(step.chunks, ends, strict=True)}
         sample_at[: len(sampled)] = [before[c.seq.seq_id] + c.start + c.length - 1 for c in sampled]
         return sample_at

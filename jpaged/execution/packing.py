@@ -7,7 +7,7 @@ program, and ten times as long on eight.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -40,6 +40,10 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
 
+    def of(self, words: Int32[np.ndarray, " words"]) -> np.ndarray:
+        """Return the array as a view of a buffer of the host."""
+        return words[self.start : self.stop].view(self.dtype)[: prod(self.shape)].reshape(self.shape)
+
 
 @dataclass(frozen=True)
 class Form:
@@ -52,6 +56,21 @@ class Form:
 
     tree: Any
     parts: tuple[Part | None, ...]
+
+    @cached_property
+    def whereabouts(self) -> Any:
+        """Return the argument's tree with the parts in the places of the leaves."""
+        return jax.tree.unflatten(self.tree, self.parts)
+
+    def __hash__(self) -> int:
+        return self._hash  # each call of a program asks for it
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.tree, self.parts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Form, (self.tree, self.parts)  # hashes of another process differ
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=("words", "placed"), meta_fields=("form",))
@@ -70,13 +89,21 @@ class Packed:
 
 
 def pack(mesh: Mesh, tree: Any) -> Packed:
-    """Return a tree with its NumPy arrays in one new buffer.
+    """Return a tree with its NumPy arrays in one new buffer; one that is packed is returned as it is.
 
     Args:
         tree: as `jpaged.execution.mesh.stack` makes it: where the mesh has replicas, all leaves have an axis of them,
             and the buffer has one too.
     """
-    stacked = DATA_AXIS in mesh.shape
+    return tree if isinstance(tree, Packed) else packed(tree, stacked=DATA_AXIS in mesh.shape)
+
+
+def packed(tree: Any, *, stacked: bool = False) -> Packed:
+    """Return a tree with its NumPy arrays in one new buffer.
+
+    Args:
+        stacked: whether all leaves have an axis of replicas.
+    """
     leaves, structure = jax.tree.flatten(tree)
     arrays = [_as_taken(leaf) for leaf in leaves if isinstance(leaf, HOST)]
     placed = [leaf for leaf in leaves if not isinstance(leaf, HOST)]
@@ -85,6 +112,17 @@ def pack(mesh: Mesh, tree: Any) -> Packed:
     # A new buffer for every call: a CPU's program reads it where it is.
     words = np.concatenate([_words(array, stacked) for array in arrays], axis=-1) if arrays else None
     return Packed(words, tuple(placed), form)
+
+
+def opened(argument: Any) -> Any:
+    """Return the tree of which `pack` made the argument, on the host and of one replica, as views of its buffer; any
+    other argument is returned as it is."""
+    if not isinstance(argument, Packed):
+        return argument
+    placed, words = iter(argument.placed), argument.words
+    assert isinstance(words, np.ndarray)
+    leaves = [next(placed) if part is None else part.of(words) for part in argument.form.parts]
+    return jax.tree.unflatten(argument.form.tree, leaves)
 
 
 def unpacked(argument: Any) -> Any:

@@ -21,7 +21,7 @@ from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.encode import make_encode
 from jpaged.execution.mesh import HostOrDevice, is_local, own_sharding
-from jpaged.execution.packing import pack
+from jpaged.execution.packing import Packed, pack
 from jpaged.execution.params import check_like, float32_shapes, num_compact, plain_dict, to_float32
 from jpaged.execution.pooling import make_pool_hidden
 from jpaged.execution.readouts.prompt_scores import ScoreOutput, make_score
@@ -231,7 +231,7 @@ class ModelPrograms:
     def step(
         self,
         pool: Pool,
-        batch: StepBatch,
+        batch: StepBatch | Packed,
         last_tokens: Int[HostOrDevice, " max_seqs"],
         bucket: Bucket,
     ) -> tuple[Any, ...]:

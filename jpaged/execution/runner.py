@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.deterministic import padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
 from jpaged.execution.mesh import is_local, num_replicas, stack
+from jpaged.execution.packing import opened
 from jpaged.execution.pooling import PromptPooling
 from jpaged.execution.readouts.base import ForwardPass, InFlight, Reading, Readings, Readout
 from jpaged.execution.readouts.draws import Draws
@@ -88,6 +89,7 @@ class Runner:
             BatchBuilder(spec, max_num_seqs=settings.max_num_seqs, max_model_len=settings.max_model_len)
             for _ in range(self.num_replicas)
         ]
+        self._common_bucket = lru_cache(maxsize=256)(self.buckets.common)
         self.takes_larger = False
         self.recorder: StepRecorder | None = None
         self.shapes = Shapes(
@@ -145,7 +147,7 @@ class Runner:
         readings = Readings(partial(self.read, forward))
         if not any(step.draws_late for step in steps):
             readings.start()
-        return [InFlight(step, readings, r) if step.chunks else None for r, step in enumerate(forward.steps)]
+        return [InFlight(step, readings, r) if step.num_chunks else None for r, step in enumerate(forward.steps)]
 
     def work_on_pool(self, steps: Sequence[ScheduledStep]) -> None:
         """Start what changes the pool before the steps' tokens are computed."""
@@ -162,16 +164,18 @@ class Runner:
 
     def forward(self, steps: Sequence[ScheduledStep]) -> ForwardPass | None:
         """Start the model over the steps' tokens; None when there are none."""
-        if not any(step.chunks for step in steps):
+        if not any(step.num_chunks for step in steps):
             return None
         if steps[0].undrafted:  # replicas have no drafts
             steps = [self._drafter.fill(steps[0])]
         bucket = self._bucket_of(steps)
-        batches = [builder.build(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
+        batches = [builder.laid_out(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
+        if len(batches) > 1 or self.recorder is not None:
+            batches = [opened(batch) for batch in batches]
         recording = None
         if self.recorder is not None:  # replicas have none
             recording = self.recorder.record(self._memory_of(steps[0]), steps[0], batches[0], bucket)
-        self.worker.compute(stack(self.mesh, batches), bucket, len(steps[0].samples))
+        self.worker.compute(stack(self.mesh, batches), bucket, steps[0].num_samples)
         return ForwardPass(steps, batches, recording)
 
     def read(self, forward: ForwardPass) -> list[Reading]:
@@ -185,9 +189,10 @@ class Runner:
             (step,) = steps
             bucket = padded_bucket(step.num_tokens, self.settings.max_num_seqs, images=self.settings.images)
             return replace(bucket, adapters=self.settings.adapters)
-        sizes = [(step.num_tokens, len(step.chunks)) for step in steps]
-        reads, adapted = (any(step.rows.get(kind) for step in steps) for kind in (ImageFeatures.kind, Adapters.kind))
-        bucket = self.buckets.common(sizes, images=reads, adapters=adapted)
+        sizes = tuple((step.num_tokens, step.num_chunks) for step in steps)
+        rows = [step.rows for step in steps if step.rows]
+        reads, adapted = (any(of.get(kind) for of in rows) for kind in (ImageFeatures.kind, Adapters.kind))
+        bucket = self._common_bucket(sizes, images=reads, adapters=adapted)
         model = self.worker.model
         if not self.takes_larger or model.has_step(bucket):
             return bucket

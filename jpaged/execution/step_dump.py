@@ -227,7 +227,7 @@ class StepRecorder:
             return None
         if self._facts is None or self._facts[0] != memory.updates:
             self._facts = memory.updates, dict(self._find_facts()) | {"pool": pool_facts(memory.spec)}
-        inputs = Inputs(batch, bucket, len(step.samples), memory.last_tokens(), memory.blocks, memory.contents())
+        inputs = Inputs(batch, bucket, step.num_samples, memory.last_tokens(), memory.blocks, memory.contents())
         rows = [(sample.request.request_id, sample.chunk.start + sample.chunk.length) for sample in step.samples]
         begun = Recording(self._folder / f"step-{number:06d}.jpaged", self._facts[1], rows, inputs)
         return partial(self._finish, begun)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -9,7 +10,8 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.execution.compile.buckets import Bucket
-from jpaged.scheduling.step import Chunk
+from jpaged.scheduling.request import Sequence
+from jpaged.scheduling.step import ScheduledStep
 
 
 class TokenRows(NamedTuple):
@@ -35,27 +37,34 @@ class TokenRows(NamedTuple):
     source_rows: Int[np.ndarray, " tokens"]
 
 
-def token_rows(chunks: list[Chunk], bucket: Bucket) -> TokenRows:
+def token_rows(step: ScheduledStep, bucket: Bucket) -> TokenRows:
     """Return the rows of a step's chunks."""
     # Column by column, as a step has hundreds of chunks.
-    seqs, starts, lengths, sources, _, drafts = zip(*chunks, strict=True) if chunks else [()] * len(Chunk._fields)
-    rows = [seq.row for seq in seqs]
-    own_rows, firsts, source_rows = (np.array(column, np.int32) for column in (rows, starts, sources))
-    if chunks and sum(lengths) == len(chunks) and not any(drafts):  # the only token may be a draft
-        return _single(chunks, own_rows, firsts, source_rows, bucket)
-    num_drafts = np.array([*map(len, drafts)], np.int32)
-    return _ragged(chunks, own_rows, firsts, np.array(lengths, np.int32), source_rows, num_drafts, bucket)
+    decodes, number = step.decodes, step.decodes.number
+    seqs, starts, sources = decodes.seqs, decodes.starts, decodes.sources
+    lengths, drafts = (), ()
+    if step.others:
+        own, firsts, lengths, rows, _, drafts = zip(*step.others, strict=True)
+        seqs = [*seqs, *own]
+        starts = np.concatenate([starts, np.array(firsts, np.int32)])
+        sources = np.concatenate([sources, np.array(rows, np.int32)])
+    own_rows = np.array([seq.row for seq in seqs], np.int32)
+    if seqs and sum(lengths) == len(lengths) and not any(drafts):  # the only token may be a draft
+        return _single(seqs, own_rows, starts, sources, bucket)
+    num_tokens = np.ones(len(seqs), np.int32)
+    num_tokens[number:] = lengths
+    return _ragged(seqs, [()] * number + [*drafts], own_rows, starts, num_tokens, sources, bucket)
 
 
 def _single(
-    chunks: list[Chunk],
+    seqs: Seq[Sequence],
     own_rows: Int[np.ndarray, " chunks"],
     starts: Int[np.ndarray, " chunks"],
     sources: Int[np.ndarray, " chunks"],
     bucket: Bucket,
 ) -> TokenRows:
     """Return the rows of chunks of one token each, as of a step of decodes: `_ragged` in a third of the time."""
-    number = len(chunks)
+    number = len(seqs)
     ones, places, query_starts, tokens = _of_ones(number, bucket.tokens, bucket.seqs)
     positions, kv_lens = np.zeros(bucket.tokens, np.int32), np.zeros(bucket.seqs, np.int32)
     positions[:number] = starts
@@ -65,8 +74,7 @@ def _single(
     if sources.min() < 0:
         tokens = tokens.copy()
         for row in np.flatnonzero(sources < 0).tolist():
-            seq, start, *_ = chunks[row]
-            tokens[row] = seq.token_ids[start]
+            tokens[row] = seqs[row].token_ids[starts[row]]
     return TokenRows(own_rows, starts, ones, places, query_starts, kv_lens, positions, tokens, source_rows)
 
 
@@ -82,15 +90,15 @@ def _of_ones(number: int, tokens: int, seqs: int) -> tuple[np.ndarray, ...]:
 
 
 def _ragged(
-    chunks: list[Chunk],
+    seqs: Seq[Sequence],
+    drafts: Seq[tuple[int, ...]],
     own_rows: Int[np.ndarray, " chunks"],
     starts: Int[np.ndarray, " chunks"],
     lengths: Int[np.ndarray, " chunks"],
     sources: Int[np.ndarray, " chunks"],
-    num_drafts: Int[np.ndarray, " chunks"],
     bucket: Bucket,
 ) -> TokenRows:
-    number = len(chunks)
+    number = len(seqs)
     query_starts = np.zeros(bucket.seqs + 1, np.int32)
     np.cumsum(lengths, out=query_starts[1 : number + 1])
     num_tokens = int(query_starts[number])
@@ -101,24 +109,28 @@ def _ragged(
     seq_of_token = np.repeat(np.arange(number), lengths)
     offsets = np.arange(num_tokens, dtype=np.int32) - query_starts[seq_of_token]
     positions[:num_tokens] = starts[seq_of_token] + offsets
-    ends = query_starts[1 : number + 1]
-    tokens, source_rows = _tokens(chunks, ends - num_drafts, lengths - num_drafts, sources, num_drafts, bucket.tokens)
+    ends, num_drafts = query_starts[1 : number + 1], np.array([*map(len, drafts)], np.int32)
+    known = lengths - num_drafts
+    tokens, source_rows = _tokens(seqs, starts, ends - num_drafts, known, sources, bucket.tokens)
+    for index in np.flatnonzero(num_drafts).tolist():
+        tokens[ends[index] - num_drafts[index] : ends[index]] = drafts[index]
     return TokenRows(own_rows, starts, lengths, seq_of_token, query_starts, kv_lens, positions, tokens, source_rows)
 
 
 def _tokens(
-    chunks: list[Chunk],
+    seqs: Seq[Sequence],
+    starts: Int[np.ndarray, " seqs"],
     ends: Int[np.ndarray, " seqs"],
     known: Int[np.ndarray, " seqs"],
     sources: Int[np.ndarray, " seqs"],
-    num_drafts: Int[np.ndarray, " seqs"],
     width: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens of a batch, and where in the last step's samples those are that the host has not seen.
+    """Return the tokens of a batch but the drafts, and where in the last step's samples those are that the host has not
+    seen.
 
     Args:
         ends: row of the batch after the last token of each chunk that is no draft.
-        known, num_drafts: how many tokens of each chunk are no drafts, and how many are.
+        known: how many tokens of each chunk are no drafts.
         sources: their `Chunk.source_row`.
     """
     tokens = np.zeros(width, np.int32)
@@ -127,10 +139,8 @@ def _tokens(
     source_rows[ends[pending] - 1] = sources[pending]
     # Of a decode whose token is still on the device the host has none.
     for index in np.flatnonzero(known > pending).tolist():
-        seq, start, *_ = chunks[index]
+        start = int(starts[index])
         length = int(known[index]) - bool(pending[index])
         first = int(ends[index] - known[index])
-        tokens[first : first + length] = seq.token_ids[start : start + length]
-    for index in np.flatnonzero(num_drafts).tolist():
-        tokens[ends[index] : ends[index] + num_drafts[index]] = chunks[index].drafts
+        tokens[first : first + length] = seqs[index].token_ids[start : start + length]
     return tokens, source_rows

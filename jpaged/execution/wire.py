@@ -15,6 +15,7 @@ import numpy as np
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.caches.registry import KINDS
 from jpaged.execution.compile.buckets import Bucket
+from jpaged.execution.packing import Packed, opened
 from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import SamplingArrays
 
@@ -62,6 +63,8 @@ def _pack(value: Any, arrays: list[bytes]) -> Any:
         repeats = value.size > 1 and not any(value.strides)
         arrays.append((value.reshape(-1)[:1] if repeats else np.ascontiguousarray(value)).tobytes())
         return {"array": value.dtype.str, "shape": value.shape, "repeats": repeats}
+    if isinstance(value, Packed):  # as what it holds: other processes pack it for themselves
+        return _pack(opened(value), arrays)
     if _kind(type(value).__name__) is not None:
         fields = dataclasses.astuple(value) if isinstance(value, Bucket) else value
         return {"kind": type(value).__name__, "fields": [_pack(field, arrays) for field in fields]}

@@ -21,7 +21,8 @@ from jpaged.execution.compile.program import Compilations, Program
 from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.deterministic import launches
 from jpaged.execution.drafts import DraftProgram
-from jpaged.execution.mesh import num_replicas, platform, replicate, stack
+from jpaged.execution.mesh import num_replicas, platform, replicate, stack, to_host
+from jpaged.execution.packing import Packed, opened
 from jpaged.execution.pooling import HiddenStates
 from jpaged.execution.programs import ModelPrograms, TargetAndDraft
 from jpaged.execution.readouts.prompt_scores import ScoreOutput
@@ -124,7 +125,7 @@ class Worker:
         self.mesh = mesh
         self.announce: Callable[[str, tuple[Any, ...]], None] = _noop
         self.failed: Callable[[BaseException], None] = _noop
-        self.fetch: Callable[[Any], Any] = jax.device_get
+        self.fetch: Callable[[Any], Any] = to_host
         self.compilations = Compilations()
         self.programs = programs
         self.frees_memory = platform(mesh) == "cpu" and frees_memory()
@@ -239,16 +240,17 @@ class Worker:
                 self.pool = self._zero("zero pages", self.pool, shards)
 
     @device_call
-    def compute(self, batch: StepBatch, bucket: Bucket, num_samples: int) -> None:
+    def compute(self, batch: StepBatch | Packed, bucket: Bucket, num_samples: int) -> None:
         """Run the model on a batch of `bucket`'s shape; `score` and `draw` go on from it."""
         self._sampled = None
         self._hidden.begin(bucket.tokens if self._deterministic else None)
-        for work in self.works.values():
-            batch = work.given(self.pool, batch)
+        if isinstance(batch, StepBatch):
+            for work in self.works.values():
+                batch = work.given(self.pool, batch)
         if not self._deterministic:
             self._sampled = self._run(batch, bucket)
             return
-        cut = launches(batch, num_samples, self.spec.caches, images=bucket.images, together=self._together)
+        cut = launches(opened(batch), num_samples, self.spec.caches, images=bucket.images, together=self._together)
         for launch in cut:
             self._hidden.expect(launch.rows, launch.bucket.tokens)
             rows = self._run(launch.batch, launch.bucket)
@@ -299,11 +301,11 @@ class Worker:
             raise ValueError(f"{name!r} is no device call; a worker's are {sorted(DEVICE_CALLS)}")
         getattr(self, name)(*args)
 
-    def _run(self, batch: StepBatch, bucket: Bucket) -> jax.Array:
+    def _run(self, batch: StepBatch | Packed, bucket: Bucket) -> jax.Array:
         self.pool, sampled, hidden, *within = self.model.step(self.pool, batch, self._last_tokens, bucket)
         if self.models.drafter_follows:
             (target,) = within or [hidden]
-            self.pool = self.models.follow(self.pool, batch, self._last_tokens, bucket, target)
+            self.pool = self.models.follow(self.pool, opened(batch), self._last_tokens, bucket, target)
         self._hidden.add(hidden)
         return sampled
 

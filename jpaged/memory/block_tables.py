@@ -39,7 +39,8 @@ class RequestBlocks:
         begun: arguments of the first `begin`; None before it.
         parts_at: leading tokens that layers without windows had cached when it began: its prompt parts from another
             one there, and later ones may, too.
-        junction: leading tokens after which its prompt parts from a recent one inside that; 0 = none.
+        junction: leading tokens after which its prompt parts from a recent one inside that, or the next one's probably
+            from it, where no recent one began so; 0 = none.
         leaves_less: whether it leaves less for later requests than its policies would, see `leave_less`.
         item_end: leading tokens up to the end of the prompt's last item: another question about it parts there; 0 =
             none.
@@ -118,13 +119,14 @@ class RequestBlocks:
         kept = (self.kept_tokens,) if self.kept_tokens and not self.marks else (self.kept_tokens, shared, *ends)
         self.groups = [(policy.for_prefix(cached, *kept), size) for policy, size in self.groups]
 
-    def leave_less(self) -> bool:
-        """Leave as little for later requests as the policies can; return whether that is less than before."""
-        if self.leaves_less:
+    def leave_less(self, *, nothing: bool = False) -> bool:
+        """Leave for later requests what several probably begin with, or `nothing` but what is to be found; return
+        whether that is less than before."""
+        if self.leaves_less and not nothing:
             return False
-        cached, shared = self.begun or (0, 0)
-        before = self.groups
-        self.groups = [(policy.for_little_room(cached, self.kept_tokens, shared), size) for policy, size in before]
+        (cached, shared), before = self.begun or (0, 0), self.groups
+        kept = (self.kept_tokens,) if nothing else (self.kept_tokens, shared)
+        self.groups = [(policy.for_little_room(cached, *kept, at_end=not nothing), size) for policy, size in before]
         self.leaves_less = self.groups != before
         self._all_left = before if self.leaves_less else None
         return self.leaves_less

@@ -38,6 +38,7 @@ class Lifetime(NamedTuple):
         prompt_tokens: length of the prompt, which all its sequences share; None = unknown, and they share everything.
         encoder_tokens: number of encoder tokens of the request, see `MemoryManager.add`.
         held_blocks: most blocks of each group that it holds at once in addition to its sequences'; None = none.
+        kept_tokens: leading tokens of the prompt that are to be found as a prefix, see `MemoryManager.add`.
     """
 
     num_tokens: int
@@ -45,6 +46,7 @@ class Lifetime(NamedTuple):
     prompt_tokens: int | None = None
     encoder_tokens: int = 0
     held_blocks: Sequence[int] | None = None
+    kept_tokens: int = 0
 
 
 class Need(NamedTuple):
@@ -57,6 +59,7 @@ class Need(NamedTuple):
         held_blocks: the same, without blocks that other requests hold.
         cached_tokens: tokens that `match_prefix` attached or, without a `seq_id`, would attach at best.
         seq_id: the request's first sequence, once its prefix was matched; None = it was not.
+        leaves_nothing: whether it counts without what it could leave for later requests; for one without a `seq_id`.
     """
 
     num_tokens: int
@@ -66,6 +69,7 @@ class Need(NamedTuple):
     held_blocks: Sequence[int] | None = None
     cached_tokens: int = 0
     seq_id: int | None = None
+    leaves_nothing: bool = False
 
 
 class _Size(NamedTuple):
@@ -177,7 +181,7 @@ class CapacityCheck:
         Args:
             pinned_tokens: leading tokens that need no blocks, because they lie in pinned ones.
         """
-        return self._fits_empty(self._missing(self._size(lifetime), pinned_tokens))
+        return self._fits_empty(self._missing(self._size(lifetime, pinned_tokens), pinned_tokens))
 
     def is_tight(self, lifetime: Lifetime) -> bool:
         """Tell whether the request could fail to fit the same pool where its blocks are not packed.
@@ -254,13 +258,15 @@ class CapacityCheck:
 
     # Blocks that a request takes.
 
-    def _size(self, demand: Lifetime | Need) -> _Size:
+    def _size(self, demand: Lifetime | Need, cached: int = 0) -> _Size:
         groups: list[tuple[Policy, int]] = request_groups(self._groups, demand.encoder_tokens, demand.prompt_tokens)
         if isinstance(demand, Need):
             if demand.seq_id is not None:
                 groups = self._sequences[demand.seq_id].request.groups  # its prefix is decided, and so are these
-            elif demand.cached_tokens:  # it takes no less than with no state of its own but the last
-                groups = [(policy.for_prefix(0, 0).for_little_room(0), size) for policy, size in groups]
+            elif demand.leaves_nothing:
+                groups = _least(groups, 0, 0)
+        else:  # one that runs alone is made to leave nothing else for later requests, see `MemoryManager.leave_less`
+            groups = _least(groups, cached, demand.kept_tokens)
         length, prompt = demand.num_tokens, demand.prompt_tokens
         shared = length if prompt is None else min(prompt, length)
         return _Size(length, demand.num_seqs, shared, groups, demand.held_blocks)
@@ -292,6 +298,14 @@ class CapacityCheck:
         shared = size.shared_tokens
         diverging = policy.written_blocks(shared, max(size.num_tokens, shared + 1), block_size)
         return peak, total, (size.num_seqs - 1) * min(peak, len(policy.placed(diverging, block_size)))
+
+
+def _least(groups: Sequence[tuple[Policy, int]], cached: int, kept: int) -> list[tuple[Policy, int]]:
+    """Return the policies with which a request that begins with `cached` tokens takes the least: no state stays but the
+    one that it needs, and the one after `kept` tokens."""
+    return [
+        (policy.for_prefix(cached, kept).for_little_room(cached, kept, at_end=False), size) for policy, size in groups
+    ]
 
 
 def _count(policy: Policy, entries: int, block_size: int) -> int:

@@ -353,11 +353,11 @@ class MemoryManager:
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
         return self._lookup.attach(sequence, token_ids, max(limit, 0), salt=salt, spans=spans, from_tiers=from_tiers)
 
-    def leave_less(self, seq_id: int) -> bool:
-        """Make a sequence that has its cached prefix and nothing else leave as little for later requests as it can;
-        return whether it takes less room so."""
+    def leave_less(self, seq_id: int, *, nothing: bool = False) -> bool:
+        """Make a sequence that has its cached prefix and nothing else leave less for later requests, or `nothing` but
+        its `kept_tokens`; return whether it takes less room so."""
         sequence = self._sequences.get(seq_id)
-        return sequence is not None and sequence.request.leave_less()
+        return sequence is not None and sequence.request.leave_less(nothing=nothing)
 
     def leaves_less(self, seq_id: int) -> bool:
         """Tell whether a sequence was made to leave less."""

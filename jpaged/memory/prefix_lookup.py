@@ -178,6 +178,9 @@ class PrefixLookup:
             goes_on = self._recent.goes_on(request.request_id)
             seen.arrived(shared, goes_on=goes_on)
             request.junction = 0 if goes_on or shared < seen.interval else shared
+        elif seen is not None and not seen.goes_on and request.prompt_tokens is not None:
+            # The first of its kind: the next one may be another question about the same document.
+            request.junction = (request.prompt_tokens - 1) // seen.interval * seen.interval
         request.item_end = last_end(spans[-1].stop, spans, self._prefix_step) if spans else 0
         ends = request.known_ends(self._prefix_step, spans, parts=seen is not None and seen.parts)
         request.begin(length, shared, ends, goes_on=seen is not None and seen.goes_on)

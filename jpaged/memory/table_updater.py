@@ -318,7 +318,7 @@ class TableUpdater:
             held = ((o, self._cache.find(o, link)) for o, link in kv)
             if not any(found is not None and groups[o].ref_count[found] for o, found in held):
                 del self._in_use[g, block]
-                self._allocator.requeue(g, block, EvictionKey(self.clock, key.negative_end))
+                self._allocator.requeue(g, block, EvictionKey(self.next_tick(), key.negative_end))
 
     def loaded(self) -> None:
         """Find the states at `IN_USE` in a pool that was restored: the next request to end frees them."""

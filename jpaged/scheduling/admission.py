@@ -61,6 +61,7 @@ class Admission:
             len(request.prompt_token_ids),
             request.encoder_tokens,
             self._holds.lifetime(request),
+            request.kept_tokens,
         )
 
     def need(self, request: Request) -> Need:
@@ -86,12 +87,12 @@ class Admission:
         )
 
     def may_fit(self, request: Request) -> bool:
-        """Tell whether the request would fit now if the cache held all its tokens but the last. It is a cheap upper
-        bound, without a search of the cache."""
+        """Tell whether the request would fit now if the cache held all its tokens but the last and it left nothing for
+        later ones. It is a cheap upper bound, without a search of the cache."""
         live = request.live
         length = max(seq.num_tokens for seq in live)
         need = self._need(request, live, length, length - 1 if self._memory.prefix_caching else 0)
-        return self._memory.can_admit(need, may_wait=bool(self._running)) is Fit.OK
+        return self._memory.can_admit(need._replace(leaves_nothing=True), may_wait=bool(self._running)) is Fit.OK
 
     def fits(self, request: Request, need: Need, others: list[Request], reclaimed: ReclaimEstimate | None) -> bool:
         """Tell whether a request fits together with `others` and the blocks that these have yet to take. The cached

@@ -49,7 +49,8 @@ class Constrained:
         """
         due: list[TokenRules] = []
         ended: dict[Sequence, Stop] = {}
-        for sample, token in zip(step.samples, tokens, strict=True):
+        # Plain decodes have no grammar.
+        for sample, token in zip(step.other_samples, tokens[step.decodes.number :], strict=True):
             seq, rules = sample.seq, sample.seq.grammar
             if rules is None or sample.chunk.drafts or sample.is_overtaken or seq.finished:
                 continue

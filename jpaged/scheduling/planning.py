@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
+import numpy as np
+
 from jpaged.memory import BlockCopy
 from jpaged.scheduling.allocation import Allocation, children_due, tokens_before_end, tokens_to_fork
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.speculation.drafting import Drafting
-from jpaged.scheduling.step import Chunk, Sample, StepPlan, missing_tokens, source_row
+from jpaged.scheduling.step import Chunk, Decodes, StepPlan, missing_tokens, source_row
 from jpaged.scheduling.work import COPIES
 
 MakeRoom = Callable[[Sequence, list[BlockCopy]], bool]
@@ -103,37 +105,47 @@ def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocati
 
     Drafts are not considered: it is for schedulers without speculation.
     """
-    decodes, samples, holds, new = plan.decodes, plan.samples, allocation.holds, tuple.__new__
-    first = row = len(samples)
+    holds, copies_made = allocation.holds, list[BlockCopy]()
+    requests, seqs, full = list[Request](), list[Sequence](), list[Sequence]()
+    starts, sources, tables = list[int](), list[int](), dict[int, list[list[int]]]()
+    row = plan.num_samples
     ended = 0
+    # One loop over a step's hundreds of sequences: what they have in common is looked at after it.
     for request in islice(running, position, None):
         sequences = request.sequences
+        if len(sequences) > 1 or not request.is_plain:
+            break
         seq = sequences[0]
         start, pending = seq.num_computed, seq.num_pending
         end = start + 1
-        total = len(seq.token_ids) + pending
-        if len(sequences) > 1 or not request.is_plain or (request.asks and holds.reads_at(request, start)):
+        if request.asks and holds.reads_at(request, start):
             break
+        total = len(seq.token_ids) + pending
         if total >= request.max_total_tokens:  # its last token is on its way
             ended += 1
             continue
         if end != total:
             break
-        tables = None
         if end > seq.capacity:
             copies = allocation.allocate(seq, end)
             if copies is None:
                 break
-            if copies:
-                plan.add_work(COPIES, copies)
-            tables = allocation.tables(seq)
-        # `tuple.__new__` skips the Python-level call of `Chunk(...)`, which shows at thousands of sequences.
-        chunk = new(Chunk, (seq, start, 1, seq.pending_row if pending else -1, tables, ()))
-        decodes.append(chunk)
-        samples.append(new(Sample, (request, seq, chunk)))
+            copies_made += copies
+            tables[len(seqs)] = allocation.tables(seq)
+        if end >= seq.capacity:
+            full.append(seq)
+        requests.append(request)
+        seqs.append(seq)
+        starts.append(start)
+        sources.append(seq.pending_row if pending else -1)
         seq.num_computed, seq.num_pending, seq.pending_row = end, pending + 1, row
         row += 1
-    planned = row - first
+    if copies_made:
+        plan.add_work(COPIES, copies_made)
+    planned = len(seqs)
+    if planned:
+        columns = np.array(starts, np.int32), np.array(sources, np.int32)
+        plan.add_decodes(Decodes(requests, seqs, *columns, tables, full))
     plan.left -= planned
     plan.reserved -= planned
     return position + planned + ended

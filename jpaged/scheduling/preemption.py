@@ -58,6 +58,8 @@ class Preemption:
             if fewer == victims:
                 memory.leave_all(first)
             victims = fewer
+        if victims is None and not self._queues.running and memory.leave_less(first, nothing=True):
+            victims = self._admission.find_victims(request, plan, is_enough)
         for _ in victims or ():
             self.preempt_last(plan)
         return victims is not None

@@ -13,6 +13,7 @@ from jpaged.scheduling.admission import Admission, SharedPrefills
 from jpaged.scheduling.allocation import Allocation, tokens_before_end
 from jpaged.scheduling.beam_sequences import offer
 from jpaged.scheduling.constrained import Constrained
+from jpaged.scheduling.decode_ends import DecodeEnds
 from jpaged.scheduling.held import Holds, PrefixName, StepLimits
 from jpaged.scheduling.hooks import accept
 from jpaged.scheduling.planning import NextTokens, plan_decodes
@@ -22,7 +23,7 @@ from jpaged.scheduling.request import Request, Sequence, Status, Stop, find_stop
 from jpaged.scheduling.restart import begin_again
 from jpaged.scheduling.speculation import Speculation, StepCosts
 from jpaged.scheduling.speculation.drafting import Drafting, drafts_kept
-from jpaged.scheduling.step import Chunk, ScheduledStep, StepPlan, decodes_due
+from jpaged.scheduling.step import Chunk, Decodes, ScheduledStep, StepPlan, decodes_due
 from jpaged.scheduling.tier_prefetch import TierPrefetch
 from jpaged.scheduling.top_tokens import TopTokens
 from jpaged.scheduling.work_kinds import make_work
@@ -88,6 +89,7 @@ class Scheduler:
         self._next_tokens = NextTokens(self.allocation, self._drafting, max_chunk=max_chunk)
         self.admission = Admission(self.allocation, self.queues)
         self.preemption = Preemption(self.queues, self.allocation, self.admission, preemption_mode)
+        self._ends = DecodeEnds()
         self._shared_prefills = SharedPrefills(memory, holds, max_num_batched_tokens, max_chunk)
         tiers = memory.tiers
         self.tier_prefetch = None if tiers is None else TierPrefetch(memory, tiers, holds, max_num_batched_tokens)
@@ -355,7 +357,9 @@ class Scheduler:
         Until then the prefix cache knows none of its blocks, since the step might never run.
         """
         self.memory.dispatched()
-        for chunk in step.chunks:
+        for seq in step.decodes.full:
+            self.allocation.commit(seq)
+        for chunk in step.others:
             seq = chunk.seq
             if chunk.length > 1 or seq.num_computed >= seq.capacity:
                 self.allocation.commit(seq)
@@ -378,9 +382,12 @@ class Scheduler:
         now, drafting = time.monotonic(), self._drafting
         # Grammars may raise, so they come first: a token that was appended is trusted by `begin_again`.
         # Which of a sequence's drafts count is known one by one, and a run would stand between them.
-        verified = {chunk.seq for chunk in step.chunks if chunk.drafts} if step.is_constrained else frozenset()
+        verified = {chunk.seq for chunk in step.others if chunk.drafts} if step.is_constrained else frozenset()
         ended = self.constrained.follow(step, tokens, verified) if step.is_constrained else {}
-        for row, (sample, token, logprob) in enumerate(zip(step.samples, tokens, logprobs, strict=True)):
+        number = step.decodes.number
+        self._take_decodes(step.decodes, tokens[:number], logprobs[:number], top, now, finished)
+        others = zip(step.other_samples, tokens[number:], logprobs[number:], strict=True)
+        for row, (sample, token, logprob) in enumerate(others, number):
             request, seq, chunk = sample
             drafts = chunk.drafts
             if step.is_constrained and sample.is_overtaken and not drafts:
@@ -429,6 +436,35 @@ class Scheduler:
         if drafting is not None:
             drafting.learn(step, went_on, self._draft_rows)
         return finished
+
+    def _take_decodes(
+        self,
+        decodes: Decodes,
+        tokens: Seq[int],
+        logprobs: Seq[float],
+        top: TopTokens | None,
+        now: float,
+        finished: list[Request],
+    ) -> None:
+        """Append the tokens of plain decodes, which know no drafts, beams or grammars; add the requests that finish to
+        `finished`."""
+        commit, may_end = self.allocation.commit, self._ends.rows(decodes, tokens, now)
+        for row, (seq, token, logprob) in enumerate(zip(decodes.seqs, tokens, logprobs, strict=True)):
+            seq.num_pending -= 1
+            if seq.finish_reason is not None:
+                continue
+            if top is not None and (asked := decodes.requests[row].params.logprobs) is not None:
+                seq.logprobs.append((logprob, top.row(row, asked)))
+            token_ids = seq.token_ids
+            token_ids.append(token)
+            seq.cumulative_logprob += logprob
+            if len(token_ids) >= seq.capacity and seq.row >= 0:
+                commit(seq)  # the token ends a block that a step on its way fills
+            if row in may_end:
+                request = decodes.requests[row]
+                stop = find_stop(request, seq)
+                if stop is not None and self.finish(request, seq, *stop):
+                    finished.append(request)
 
     def _append_forced(self, request: Request, seq: Sequence) -> Stop | None:
         """Append the tokens that a grammar forces after the newest one; return why one of them ends the sequence."""

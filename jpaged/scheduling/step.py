@@ -6,7 +6,12 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
 
 from jpaged.scheduling.work import COPIES
 
@@ -66,6 +71,47 @@ class Sample(NamedTuple):
         return seq.grammar is not None and chunk.start + chunk.length < len(seq.token_ids)
 
 
+class Decodes(NamedTuple):
+    """Plain decodes as columns, in the order in which they were planned: each is a chunk of one token and its draw.
+
+    A step has hundreds, step after step. What treats all alike reads the columns; only what must look at each of them
+    makes a `Chunk` and a `Sample` of it.
+
+    Attributes:
+        requests, seqs: whose they are.
+        starts, sources: see `Chunk.start` and `Chunk.source_row`.
+        tables: by place in the columns, the block tables that changed, see `Chunk.tables`.
+        full: sequences whose blocks have no room for a token after this one.
+    """
+
+    requests: list[Request]
+    seqs: list[Sequence]
+    starts: Int[np.ndarray, " decodes"]
+    sources: Int[np.ndarray, " decodes"]
+    tables: dict[int, list[list[int]]]
+    full: list[Sequence]
+
+    @classmethod
+    def none(cls) -> Decodes:
+        """Return empty columns."""
+        return cls([], [], np.zeros(0, np.int32), np.zeros(0, np.int32), {}, [])
+
+    @property
+    def number(self) -> int:
+        """Return how many sequences decode."""
+        return len(self.seqs)
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """Return the chunk of each."""
+        tables = map(self.tables.get, range(self.number))
+        return [*map(Chunk, self.seqs, self.starts.tolist(), repeat(1), self.sources.tolist(), tables)]
+
+    def samples(self, chunks: Iterable[Chunk]) -> list[Sample]:
+        """Return the sample of each, after its chunk."""
+        return [*map(Sample, self.requests, self.seqs, chunks)]
+
+
 class Encode(NamedTuple):
     """An image to encode before the step's chunks run; its features go to the blocks of `stored`."""
 
@@ -92,6 +138,9 @@ class ScheduledStep:
     """One iteration. Chunks of one token (decodes) come before longer ones; of these the ones with drafts come first.
 
     Attributes:
+        others, other_samples: the chunks and samples after those of `decodes`, with which they make `chunks` and
+            `samples`.
+        decodes: the first chunks and samples, where they are plain decodes.
         work: what the device does with whole blocks before the chunks run, by kind, see `jpaged.scheduling.work`.
         preempted: requests whose memory was taken back to make room.
         scored: chunks of requests that ask for prompt_logprobs.
@@ -102,8 +151,8 @@ class ScheduledStep:
         is_constrained: whether a sequence with rules is sampled.
     """
 
-    chunks: list[Chunk] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    others: list[Chunk] = field(default_factory=list)
+    other_samples: list[Sample] = field(default_factory=list)
     work: Mapping[str, Seq[Any]] = field(default_factory=dict)
     preempted: list[Request] = field(default_factory=list)
     scored: list[tuple[Request, Chunk]] = field(default_factory=list)
@@ -111,6 +160,25 @@ class ScheduledStep:
     rows: Mapping[str, Seq[Any]] = field(default_factory=dict)
     draws_late: bool = False
     is_constrained: bool = False
+    decodes: Decodes = field(default_factory=Decodes.none)
+
+    @cached_property
+    def chunks(self) -> list[Chunk]:
+        """Return all chunks, one a sequence."""
+        return self.decodes.chunks + self.others if self.decodes.seqs else self.others
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """Return all tokens to draw; the rows of the sampler are in this order."""
+        return self.decodes.samples(self.chunks) + self.other_samples if self.decodes.seqs else self.other_samples
+
+    @property
+    def num_chunks(self) -> int:
+        return self.decodes.number + len(self.others)
+
+    @property
+    def num_samples(self) -> int:
+        return self.decodes.number + len(self.other_samples)
 
     def work_of(self, kind: str) -> Seq[Any]:
         """Return the work of one kind; empty where there is none."""
@@ -119,7 +187,7 @@ class ScheduledStep:
     @property
     def undrafted(self) -> list[Chunk]:
         """Return the chunks whose drafts the device is to make."""
-        return [chunk for chunk in self.chunks if chunk.drafts and chunk.drafts[0] == UNKNOWN]
+        return [chunk for chunk in self.others if chunk.drafts and chunk.drafts[0] == UNKNOWN]
 
     def drafted(self, drafts: Mapping[int, tuple[int, ...]]) -> ScheduledStep:
         """Return the step with drafts, by seq_id, in the place of `UNKNOWN` ones, as many as there were."""
@@ -127,27 +195,29 @@ class ScheduledStep:
         def filled(chunk: Chunk) -> Chunk:
             return chunk._replace(drafts=drafts.get(chunk.seq.seq_id, chunk.drafts)[: len(chunk.drafts)])
 
-        samples = [sample._replace(chunk=filled(sample.chunk)) for sample in self.samples]
-        return replace(self, chunks=[filled(chunk) for chunk in self.chunks], samples=samples)
+        samples = [sample._replace(chunk=filled(sample.chunk)) for sample in self.other_samples]
+        return replace(self, others=[filled(chunk) for chunk in self.others], other_samples=samples)
 
     @cached_property
     def num_tokens(self) -> int:
-        return sum(chunk.length for chunk in self.chunks)
+        return self.decodes.number + sum(chunk.length for chunk in self.others)
 
     @cached_property
     def num_top(self) -> int:
         """Return how many most likely tokens to find for each sample: the most that any request asks for."""
-        return max((request.num_top for request, _, _ in self.samples), default=0)
+        requests = chain(self.decodes.requests, (request for request, _, _ in self.other_samples))
+        return max(map(attrgetter("num_top"), requests), default=0)
 
     @property
     def reads_draws(self) -> bool:
         """Tell whether a token has to be drawn: a request for a vector ends with its prompt, whatever comes next."""
-        return not self.samples or any(request.pooling is None for request, _, _ in self.samples)
+        others = self.other_samples
+        return bool(self.decodes.seqs) or not others or any(request.pooling is None for request, _, _ in others)
 
     @property
     def num_decodes(self) -> int:
         """Return how many leading chunks have one token."""
-        return sum(chunk.length == 1 for chunk in self.chunks)
+        return self.decodes.number + sum(chunk.length == 1 for chunk in self.others)
 
 
 class StepPlan:
@@ -162,9 +232,7 @@ class StepPlan:
         admission_stopped: whether a request could not enter the batch, so that none after it may.
         draft_rows: rows of the sampler that drafts may still take.
         num_drafts: drafts planned so far.
-        decodes: chunks of one token, as planned so far.
         prefills: chunks of more than one token and whose they are, as planned so far.
-        samples: tokens to draw, as planned so far.
         rows: what tokens read of what requests hold, by its kind, as planned so far.
         work: what the device does first with whole blocks, by kind, as planned so far.
     """
@@ -176,9 +244,10 @@ class StepPlan:
         self.draft_rows = 0
         self.num_drafts = 0
         self.preempted: list[Request] = []
-        self.decodes: list[Chunk] = []
+        self._plain = Decodes.none()  # only those that nothing else was planned before
+        self._single: list[Chunk] = []
         self.prefills: list[tuple[Request, Chunk]] = []
-        self.samples: list[Sample] = []
+        self._samples: list[Sample] = []
         self.rows: dict[str, list[Any]] = {}
         self.work: dict[str, list[Any]] = {}
         self._is_constrained = self._draws_late = False
@@ -191,7 +260,7 @@ class StepPlan:
         for chunk in chunks:
             seq, start, length, _, _, drafts = chunk
             if length == 1:
-                self.decodes.append(chunk)
+                self._single.append(chunk)
             elif drafts:
                 self._verified.append(chunk)
                 seq.needs_host = True
@@ -208,6 +277,29 @@ class StepPlan:
         if copies:
             self.add_work(COPIES, copies)
 
+    def add_decodes(self, decodes: Decodes) -> None:
+        """Plan plain decodes."""
+        if self.num_samples or self._single:
+            chunks = decodes.chunks
+            self._single += chunks
+            self._samples += decodes.samples(chunks)
+        else:
+            self._plain = decodes
+
+    @property
+    def decodes(self) -> list[Chunk]:
+        """Return the chunks of one token, as planned so far."""
+        return self._plain.chunks + self._single
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Return the tokens to draw, as planned so far."""
+        return self._plain.samples(self._plain.chunks) + self._samples
+
+    @property
+    def num_samples(self) -> int:
+        return self._plain.number + len(self._samples)
+
     def add_work(self, kind: str, values: Iterable[Any]) -> None:
         """Plan work of a kind on whole blocks."""
         if new := list(values):
@@ -219,16 +311,16 @@ class StepPlan:
             self._is_constrained = True
             self._draws_late |= chunk.source_row >= 0 and seq.grammar.waits
         seq.num_pending += 1
-        seq.pending_row = len(self.samples)
+        seq.pending_row = self.num_samples
         if chunk.drafts:
-            self.samples += (Sample(request, seq, prefix) for prefix in chunk.prefixes)
+            self._samples += (Sample(request, seq, prefix) for prefix in chunk.prefixes)
         else:
-            self.samples.append(Sample(request, seq, chunk))
+            self._samples.append(Sample(request, seq, chunk))
 
     def step(self) -> ScheduledStep:
         return ScheduledStep(
-            chunks=self.decodes + self._verified + [chunk for _, chunk in self.prefills],
-            samples=self.samples,
+            others=self._single + self._verified + [chunk for _, chunk in self.prefills],
+            other_samples=self._samples,
             work=self.work,
             preempted=self.preempted,
             scored=self._scored,
@@ -236,6 +328,7 @@ class StepPlan:
             rows=self.rows,
             draws_late=self._draws_late,
             is_constrained=self._is_constrained,
+            decodes=self._plain,
         )
 
 

@@ -93,7 +93,7 @@ class TierPrefetch:
 
     def dispatched(self, step: ScheduledStep) -> None:
         """Note when a step was dispatched: it begins then, or when the one before ends."""
-        if step.chunks:
+        if step.num_chunks:
             self._dispatched.append((self._clock(), step.num_tokens))
         for request in list(self._filling.values()):
             if all(seq.num_computed >= seq.num_prompt for seq in request.live):

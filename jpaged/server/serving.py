@@ -197,9 +197,8 @@ class Serving:
         Raises:
             ApiError: the turn needs a feature that the server or the model lacks.
         """
-        settings = self.settings
-        names = ("tool_parser", "reasoning_parser", "reasoning_end_str")
-        return TurnForm(turn, self.engine.tokenizer, **{name: getattr(settings, name) for name in names})
+        tools, thoughts = self.settings.tool_parser, self.settings.reasoning_parser
+        return TurnForm(turn, self.engine.tokenizer, tool_parser=tools, reasoning_parser=thoughts)
 
     async def rendered(self, form: TurnForm, *, counts: bool = False) -> Mapping[str, Any]:
         """Return the prompt of a conversation's next turn.

@@ -48,7 +48,6 @@ class ServerSettings:
             are checked.
         log_prompts: whether the log contains prompts and outputs.
         reasoning_parser: family whose thoughts are split off, of the same table; None: none are.
-        reasoning_end_str: the text that ends thoughts without tokens left, see `SamplingParams`; None: the mark alone.
 
     Raises:
         ValueError: a value is out of range, two keys share a name, or the server would be open to the network without
@@ -75,7 +74,6 @@ class ServerSettings:
     max_stored_responses: int = 128
     tool_parser: str | None = None
     reasoning_parser: str | None = None
-    reasoning_end_str: str | None = None
     tokenizer_info: bool = False
     strict_fields: bool = False
     state_dir: Path | None = None

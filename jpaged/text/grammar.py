@@ -23,6 +23,15 @@ _MOST_ITEMS = 1000
 takes their square. llguidance has 2,000."""
 
 
+_IN_STRING = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = (
+    r"[\x20\x0A\x0D\x09]+",
+    "[a-z]+",
+    *(f"{_IN_STRING}{{1,{most}}}" for most in (1, 2, 3, 4, 5, 6, 8, 10, 15, 30)),
+    f"{_IN_STRING}+",
+)
+"""Groups of tokens, each in the first that it fits, that a mask takes whole where all of them may come: the others are
+walked through one by one. llguidance's own lack words and short strings, of which the end of a bounded one consists."""
 _MOST_KEPT = 64
 """Compiled grammars that are kept."""
 _MOST_KEPT_CHARACTERS = 4 << 20
@@ -204,7 +213,10 @@ class GrammarCompiler:
             raise ValueError("structured_outputs needs a tokenizer with a tokenizer.json and an end-of-sequence token")
         try:
             return LLTokenizer(
-                _drawable(backend.to_str(), self._vocab_size), n_vocab=self._vocab_size, eos_token=self._eos_ids
+                _drawable(backend.to_str(), self._vocab_size),
+                n_vocab=self._vocab_size,
+                eos_token=self._eos_ids,
+                slices=list(_SLICES),
             )
         except ValueError as error:
             raise ValueError(f"structured_outputs cannot use this model's tokenizer: {error}") from error

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.cache_retention import after_cut
+from jpaged.reasoning_config import ReasoningConfig
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.scheduling import BeamSearch, Request, Sequence
 from jpaged.scheduling.inputs import SavedAdapter, asks_for
@@ -98,6 +99,7 @@ class InputProcessor:
         adapters: finds low-rank adapters; None = there are none.
         no_output: why the model generates nothing; None = it does.
         keeps_ends: whether prompts of messages name the messages' ends, see `chat_prompt`.
+        reasoning: how thoughts end; None = by their marks alone.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class InputProcessor:
         no_output: str | None = None,
         adapters: AdapterSource | None = None,
         keeps_ends: bool = False,
+        reasoning: ReasoningConfig | None = None,
     ) -> None:
         self.keeps_ends = keeps_ends
         self.adapters = adapters or NoAdapters()
@@ -127,7 +130,8 @@ class InputProcessor:
         self.max_num_seqs = max_num_seqs
         self.eos_ids = frozenset(eos_token_ids)
         self._max_logprobs = max_logprobs
-        self._hooks = TokenHooks(tokenizer, vocab_size, self.eos_ids)
+        self.reasoning = reasoning or ReasoningConfig()
+        self._hooks = TokenHooks(tokenizer, vocab_size, self.eos_ids, self.reasoning.reasoning_start_str)
         self._ids = RequestIds(seed)
 
     # ------------------------------------------------------------------ requests
@@ -276,14 +280,14 @@ class InputProcessor:
         return self._ids.new_seq_id()
 
     def _resolved(self, params: SamplingParams) -> SamplingParams:
-        """Copy the parameters, as the caller may change them later, and replace each -1 by the number that it stands
-        for.
+        """Copy the parameters, as the caller may change them later, replace each -1 by the number that it stands for,
+        and take from the engine's settings how thoughts end.
 
         Raises:
             ValueError: more log-probabilities are asked for than the engine gives.
         """
         most = self.vocab_size if self._max_logprobs == -1 else self._max_logprobs
-        whole: dict[str, Any] = {}
+        whole: dict[str, Any] = {**self.reasoning.missing_in(params)}
         for name in ("logprobs", "prompt_logprobs"):
             asked = getattr(params, name) or 0
             if asked == -1:

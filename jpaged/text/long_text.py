@@ -83,8 +83,9 @@ def not_too_long(tokenizer: Any, text: str, special: bool, bound: TokenBound) ->
     """
     begin = beginning(tokenizer, text, special, bound.most)
     if len(begin) < len(text):
+        count = len(tokenizer.encode(begin, add_special_tokens=special))
         raise ValueError(
-            f"the prompt has {len(text)} characters, of which the first {len(begin)} have more tokens than "
+            f"the prompt has {len(text)} characters, of which the first {len(begin)} have {count} tokens, more than "
             f"{bound.name}={bound.most}"
         )
     return text

@@ -1,11 +1,12 @@
 """Computes the masks of many grammars in one call, which leaves Python's lock to other threads.
 
 A mask takes 10 to 100 microseconds; where a grammar reaches a state for the first time it may take milliseconds. Masks
-of such grammars are made in a thread, so that no other sequence waits for them.
+of such grammars are made in threads, so that no other sequence waits for them.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -77,8 +78,9 @@ class MaskMaker:
         return LLExecutor()
 
     @cached_property
-    def _thread(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, thread_name_prefix="jpaged-masks")
+    def _threads(self) -> ThreadPoolExecutor:
+        # Several even on two cores, so that a quick mask does not wait for one of a second; few, as the model computes.
+        return ThreadPoolExecutor(max(2, min(4, (os.cpu_count() or 1) // 2)), thread_name_prefix="jpaged-masks")
 
     def make(self, grammars: Sequence[Grammar]) -> None:
         """Bring grammars up to the tokens that they accepted. Only the thread that holds the engine may call it."""
@@ -95,7 +97,7 @@ class MaskMaker:
 
     def begin(self, grammar: Grammar) -> Future[None]:
         """Make the mask of one grammar in a thread; the grammar must not be used before that is done."""
-        return self._thread.submit(self._time, grammar)
+        return self._threads.submit(self._time, grammar)
 
     def _time(self, grammar: Grammar) -> None:
         # Processor time of this thread, which makes the mask: a process that takes the core makes no grammar slow.

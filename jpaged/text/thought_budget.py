@@ -298,10 +298,12 @@ class ThoughtForms:
 
     Args:
         tokenizer: a transformers tokenizer; None where the model has none.
+        opening: a mark that must be one of those by which thoughts begin; "" = none.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, opening: str = "") -> None:
         self._tokenizer = tokenizer
+        self._opening = opening.strip()
         self._made: dict[tuple[str | None, str], ThoughtForm] = {}
 
     @cached_property
@@ -341,6 +343,16 @@ class ThoughtForms:
             form, budget, request.prompt_token_ids, vocab_size, around=around, banned=banned, rules=rules
         )
 
+    def _checked(self, form: ThoughtForm, thoughts: str) -> ThoughtForm:
+        """Return the form of thoughts of a row, if `opening` begins them."""
+        marks = [mark.strip() for mark in form.marks.begin]
+        if self._opening and self._opening not in marks:
+            raise ValueError(
+                f"reasoning_start_str={shown(self._opening)} begins no thought of the format {thoughts!r}, but "
+                f"{' or '.join(map(repr, marks))} does: leave it out, or let reasoning_parser name another format"
+            )
+        return form
+
     def check_text(self, text: str, reasoning_parser: str | None, tool_parser: str | None, vocab_size: int) -> None:
         """Refuse a text that could end no thought, before a request asks for it.
 
@@ -374,5 +386,5 @@ class ThoughtForms:
         tools = self._choice.tools if tools is None else None if tools == "none" else tools
         if (tools, thoughts) not in self._made:
             bound = BoundFormat(format_of(tools, thoughts, self._tokenizer), self._tokenizer)
-            self._made[tools, thoughts] = ThoughtForm(bound, self._tokenizer)
+            self._made[tools, thoughts] = self._checked(ThoughtForm(bound, self._tokenizer), thoughts)
         return self._made[tools, thoughts]

@@ -25,14 +25,15 @@ class TokenHooks:
         tokenizer: a transformers tokenizer; None where the model has none.
         vocab_size: ids of tokens that can be drawn are below it.
         eos_ids: tokens that end a sequence unless it ignores them.
+        opening: a mark that must be one of those by which thoughts begin; "" = none.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int], opening: str = "") -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._grammars = GrammarCompiler(tokenizer, vocab_size, eos_ids)
-        self._thoughts = ThoughtForms(tokenizer)
+        self._thoughts = ThoughtForms(tokenizer, opening)
 
     def prepare(self) -> None:
         """Do now what the first request with structured_outputs would do, and hold the interpreter for a second."""

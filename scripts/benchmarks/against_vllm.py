@@ -138,7 +138,7 @@ class Served:
         hits: the tokens found of each request.
         running: after each schedule, the tokens of each running request.
         held: bytes that requests held then.
-        seconds: median host time of a step.
+        seconds: median processor time of a step.
     """
 
     asked: int
@@ -182,9 +182,9 @@ def by_jpaged(
                 raise ValueError(f"a request of {waiting[-1][1].prompt} tokens does not fit {shape.pool_gib} GiB")
             waiting.pop()
             unfinished += 1
-        start = time.perf_counter()
+        start = time.thread_time()
         step = server.step()
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
         assert step is not None, "requests wait although nothing runs"
         unfinished -= len(step.ended)
         running.append(server.lengths)

@@ -11,13 +11,16 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jpaged import LLM, SamplingParams
 from jpaged.engine.engine import Engine
@@ -211,3 +214,38 @@ def _finished(engine: Engine, finished: list[Request]) -> list[Request]:
         engine.requests.finish(request)
     engine.requests.take_finished()
     return finished
+
+
+def calls(arguments: list[int] = [1, 16, 32], bytes_sent: int = 65536, runs: int = 300) -> Iterator[Row]:  # noqa: B006
+    """Microseconds of the host thread's processor time in jax's own calls, the least that a step can cost: a compiled
+    program by its number of arguments, all on the devices, and with one more that lies on the host; what that costs
+    alone; and a read back. Each is waited for outside the measure; lower quartiles over --runs.
+    """
+    devices = jax.devices()
+    everywhere = NamedSharding(Mesh(np.array(devices), ("devices",)), PartitionSpec())
+    row: dict[str, float] = {"devices": len(devices)}
+
+    def measured(name: str, call: Callable[[Any], Any], argument: Callable[[], Any]) -> None:
+        spent = []
+        for _ in range(runs):
+            made = jax.block_until_ready(argument())
+            start = time.thread_time()
+            result = call(made)
+            spent.append(time.thread_time() - start)
+            jax.block_until_ready(result)
+        row[name] = 1e6 * statistics.quantiles(spent, n=4)[0]
+
+    def sent() -> np.ndarray:
+        return np.zeros(bytes_sent // 4, np.int32)
+
+    for number in arguments:
+        given = [jax.device_put(np.zeros(128, np.int32), everywhere) for _ in range(number)]
+        program = jax.jit(lambda *arrays: arrays[0] + 1, out_shardings=everywhere).lower(*given).compile()
+        measured(f"{number} arguments", lambda _, program=program, given=given: program(*given), lambda: None)
+    taking = jax.jit(lambda a, b: a + b.sum(), out_shardings=everywhere).lower(given[0], sent()).compile()
+    measured("2, one of the host", lambda array: taking(given[0], array), sent)
+    measured("device_put", lambda array: jax.device_put(array, everywhere), sent)
+    drawn = jax.jit(lambda a: jnp.zeros((128, 3), jnp.int32) + a[0], out_shardings=everywhere).lower(given[0]).compile()
+    measured("read back", np.asarray, lambda: drawn(given[0]))
+    measured("device_get", jax.device_get, lambda: drawn(given[0]))
+    yield row

@@ -71,12 +71,12 @@ def measure(num_seqs: int, num_steps: int, prefix_caching: bool) -> dict[str, li
         t0 = time.perf_counter()
         step = scheduler.schedule()
         t1 = time.perf_counter()
-        builder.build(step, buckets.smallest(tokens=step.num_tokens, seqs=len(step.chunks)))
+        builder.laid_out(step, buckets.smallest(tokens=step.num_tokens, seqs=step.num_chunks))
         t2 = time.perf_counter()
         scheduler.dispatched(step)
         dispatched = time.perf_counter() - t2
         if before is not None:
-            tokens = [(7 * i + len(times["build"])) % 32000 for i in range(len(before.samples))]
+            tokens = [(7 * i + len(times["build"])) % 32000 for i in range(before.num_samples)]
             logprobs = [-1.0] * len(tokens)
             t3 = time.perf_counter()
             scheduler.update(before, tokens, logprobs)
@@ -127,9 +127,9 @@ def many_requests(requests: int = 100_000, output: int = 32, sequences: int = 25
         step = scheduler.schedule()
         scheduler.dispatched(step)
         if before is not None:
-            tokens = [(7 * i + steps) % 32000 for i in range(len(before.samples))]
+            tokens = [(7 * i + steps) % 32000 for i in range(before.num_samples)]
             ended += len(scheduler.update(before, tokens, [-1.0] * len(tokens)))
-        steps, rows, before = steps + 1, rows + len(step.chunks), step
+        steps, rows, before = steps + 1, rows + step.num_chunks, step
     seconds = time.process_time() - start
     row = {"requests": requests, "output": output, "sequences": sequences, "steps": steps, "CPU seconds": seconds}
     row |= {"seconds": time.perf_counter() - clock, "microseconds a request": 1e6 * seconds / requests}

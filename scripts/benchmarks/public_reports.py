@@ -126,6 +126,9 @@ REPORTS: dict[str, Report] = {
         "1,900 shared tokens, blocks of 2,096", LIGHTNING, lambda: questions(1900, (100, 200), 24), warm=2
     ),
     "vllm #48435": Report("six sessions in turn, a window's tails freed", GEMMA_4, seats, warm=6),
+    "vllm #54607": Report(
+        "240 shared tokens of 480, blocks of 784", QWEN_27B, lambda: questions(240, (200, 280), 32), warm=2
+    ),
     "vllm #36463": Report(
         "a hybrid with host memory for its blocks",
         QWEN_27B,
@@ -145,7 +148,7 @@ REPORTS: dict[str, Report] = {
     ),
     "tpu-inference #3483": Report("one request of 65,536 tokens in 6 GiB", QWEN_27B, one_long, warm=1),
 }
-"""By project and number. vllm #54607 is left out: its thread was not found."""
+"""By project and number."""
 
 
 def late_share(report: Report, served: Served) -> float:

@@ -95,6 +95,7 @@ class PagedServer:
         image_tokens: tokens of images in every request, which are not part of its prompt.
         shift: tokens of images that stand before every prompt.
         ram_bytes: host memory for cached blocks; 0 = none.
+        packed: whether requests open a large page last, see `MemoryManager.pack`.
         gap: see `Rankings`.
     """
 
@@ -111,6 +112,7 @@ class PagedServer:
         shift: int = 0,
         seed: int = 0,
         ram_bytes: int = 0,
+        packed: bool = False,
         **options: Any,
     ) -> None:
         self.name = name
@@ -125,7 +127,7 @@ class PagedServer:
             max_num_batched_tokens=budget,
             preemption_mode=preemption_mode,
         )
-        self.shift, self._image_tokens = shift, image_tokens
+        self.shift, self._image_tokens, self._packed = shift, image_tokens, packed
         self.cached = self.asked = 0
         self.hits: dict[int, int] = {}
         self._rankings = Rankings(seed)
@@ -161,6 +163,7 @@ class PagedServer:
             self.scheduler.add(request)
         except ValueError:
             return False
+        request.compact_placement |= self._packed
         self._keys[request.request_id] = key
         return True
 

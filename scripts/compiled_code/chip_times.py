@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -16,9 +16,10 @@ from typing import Any
 
 from scripts.cases import Row
 from scripts.compiled_code.compilers import need_compiler, schedule_dumps
+from scripts.compiled_code.evaluation import Place, compute, evaluate
 from scripts.compiled_code.scalar_core import run_kernel
 from scripts.compiled_code.simulated import Launch, compile_launch, operands_of
-from scripts.compiled_code.tpu_chips import CHIPS
+from scripts.compiled_code.tpu_chips import CHIPS, Chip
 from scripts.compiled_code.tpu_experts import SHAPES as EXPERTS
 from scripts.compiled_code.tpu_experts import experts_launch
 from scripts.compiled_code.tpu_kernels import KERNELS, SHAPES
@@ -29,6 +30,8 @@ from scripts.compiled_code.tpu_recurrent import recurrent_launch
 PART = "simulated kernels"
 """The part of the file of `scripts.first_run` that holds the times, in microseconds by the names of `LAUNCHES`."""
 TURNS, REPEATS = 100, 5
+CLOCKS = (1.0, 0.92, 0.94, 0.96, 0.98, 1.02, 1.04, 1.06, 1.08)
+"""Factors of a chip's clock that are tried; of equal ones the first."""
 
 
 def _of_pool(kernel: str, shape: str, batch: str, lengths: str) -> Callable[[str], Launch]:
@@ -85,26 +88,52 @@ def _microseconds(launch: Launch) -> float:
     return (timed(TURNS + 1) - timed(1)) / TURNS * 1e6
 
 
-def repeated(function: Callable[..., Any], donated: tuple[int, ...], turns: int, *arguments: Any) -> tuple[Any, ...]:
-    """Return the arguments after so many turns of a program: those in `donated` are its results of their shape."""
+def repeated(function: Callable[..., Any], donated: Sequence[int], turns: int, *arguments: Any) -> tuple[Any, ...]:
+    """Return the arguments after so many turns of a program, of which each needs the one before.
+
+    A result takes the place of the donated argument of its shape and dtype, a pool; if none is donated, that of the
+    first argument of them, as the next queries would. All others are the same in each turn, and what depends on them
+    alone (a plan) is computed before the first.
+
+    Raises:
+        ValueError: no result has an argument's shape: a compiler would leave the turns out.
+    """
     import jax
 
-    def turn(_: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        results = jax.tree.leaves(function(*given))
-        kept = list(given)
-        for place in donated:
-            like = given[place]
-            kept[place] = next(x for x in results if (x.shape, x.dtype) == (like.shape, like.dtype))
-        # Else no turn would need the one before, and the compiler would run one of them.
-        return jax.lax.optimization_barrier((tuple(kept), results))[0]
+    closed, results = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    kinds = {
+        (arguments[place].shape, arguments[place].dtype): place for place in donated or range(len(arguments))[::-1]
+    }
+    found = [(result.shape, result.dtype) for result in jax.tree.leaves(results)]
+    places = {result: kinds[kind] for result, kind in enumerate(found) if kind in kinds}
+    if not places:
+        raise ValueError("no result has the shape and dtype of an argument, so that no turn would need the one before")
+    once: dict[Place, list[Any]] = {}
 
-    return jax.lax.fori_loop(0, turns, turn, arguments)
+    def first(equation: Any, operands: list[Any], place: Place) -> list[Any] | None:
+        if any(operand is None for operand in operands):
+            return None
+        once[place] = compute(equation, operands)
+        return once[place]
+
+    same = [None if place in places.values() else argument for place, argument in enumerate(arguments)]
+    evaluate(closed, same, first)
+
+    def turn(_: Any, changing: dict[int, Any]) -> dict[int, Any]:
+        given = [changing.get(place, argument) for place, argument in enumerate(arguments)]
+        made = evaluate(closed, given, lambda equation, operands, place: once.get(place))
+        return {place: made[result] for result, place in places.items()}
+
+    changed = jax.lax.fori_loop(0, turns, turn, {place: arguments[place] for place in places.values()})
+    return tuple(changed.get(place, argument) for place, argument in enumerate(arguments))
 
 
 def compared(file: Path, target: str) -> Iterator[Row]:
-    """Measured times of `scripts.first_run`'s FILE next to simulated ones; at last the DMAs' constants that fit best.
+    """Measured times of `scripts.first_run`'s FILE next to simulated ones, and the constants that fit them best.
 
-    TARGET is the chip, such as v6e. A row has both times in microseconds and simulated / measured.
+    TARGET is the chip, such as v6e. A row has both times in microseconds and simulated / measured. The last one has the
+    DMAs' latency and efficiency and the clock, to be written into `tpu_chips.CHIPS` where their error is less than that
+    of today's; `tests/scripts/test_calibration.py` says what published times must still be met.
     """
     need_compiler("tpu")
     measured = json.loads(file.read_text(encoding="utf-8"))["parts"][PART]
@@ -119,17 +148,24 @@ def compared(file: Path, target: str) -> Iterator[Row]:
             simulated.append((us, pairs))
             found = _simulated(pairs, chip)
             yield {"kernel": name, "measured us": us, "simulated us": found, "ratio": found / us}
-    if not simulated:
-        return
-    tried = []
-    for latency, efficiency in product(LATENCIES, EFFICIENCIES):
-        other = chip._replace(latency=latency, efficiency=efficiency)
-        errors = [(_simulated(pairs, other) / us - 1) ** 2 for us, pairs in simulated]
-        tried.append(((sum(errors) / len(errors)) ** 0.5, latency, efficiency))
-    error, latency, efficiency = min(tried)
-    text = f"latency {latency * 1e6:.1f} us, efficiency {efficiency}: error {error:.3f}"
-    yield {"kernel": f"fitted DMAs: {text}", "measured us": None, "simulated us": None, "ratio": None}
+    if simulated:
+        yield {"kernel": _fitted(simulated, chip), "measured us": None, "simulated us": None, "ratio": None}
 
 
-def _simulated(pairs: list[Any], chip: Any) -> float:
+def _fitted(simulated: Sequence[tuple[float, list[Any]]], chip: Chip) -> str:
+    """Return the constants with which simulated times are nearest to the measured ones: those of DMAs, and with these
+    the clock; see `tpu_chips`."""
+
+    def error(tried: Chip) -> float:
+        return (sum((_simulated(pairs, tried) / us - 1) ** 2 for us, pairs in simulated) / len(simulated)) ** 0.5
+
+    pairs = product(LATENCIES, EFFICIENCIES)
+    tried = [chip._replace(latency=latency, efficiency=efficiency) for latency, efficiency in pairs]
+    best = min(tried, key=error)
+    best = min((best._replace(clock=chip.clock * factor) for factor in CLOCKS), key=error)
+    dmas = f"latency={best.latency:.1e}, efficiency={best.efficiency}"
+    return f"fitted: {dmas}, clock={best.clock:.3g}: error {error(best):.3f}, of today's {error(chip):.3f}"
+
+
+def _simulated(pairs: list[Any], chip: Chip) -> float:
     return sum(run_kernel(*pair, chip).cycles for pair in pairs) / chip.clock * 1e6

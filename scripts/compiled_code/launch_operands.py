@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from scripts.compiled_code.evaluation import Place, evaluate
+
 Launches = dict[str, list[dict[int, Any]]]
 
 
 def launch_operands(function: Any, arguments: Sequence[Any], known: Mapping[int, np.ndarray]) -> Launches:
     """Return the integer operands of each launch by their index, by the kernel's name and in the order of launches.
 
-    Traces `function`, and computes on this machine what depends on nothing but the known arguments.
+    Traces `function`, and computes on this machine what depends on nothing but the known arguments. A kernel without a
+    name has that of the function around it.
 
     Args:
         arguments: shapes and dtypes, on the mesh of an absent chip.
@@ -27,41 +30,18 @@ def launch_operands(function: Any, arguments: Sequence[Any], known: Mapping[int,
     @jax.jit
     def operands(values: dict[int, Any]) -> Launches:
         found: Launches = {}
-        _evaluate(closed.jaxpr, closed.consts, [values.get(place) for place in range(len(arguments))], found, "")
+
+        def launched(equation: Any, operands: list[Any], place: Place) -> list[Any] | None:
+            if equation.primitive.name != "pallas_call":
+                return None
+            launch = {i: x + 0 for i, x in enumerate(operands) if x is not None and _is_integer(equation.invars[i])}
+            found.setdefault(place[-1][1], []).append(launch)
+            return [None] * len(equation.outvars)
+
+        evaluate(closed, [values.get(place) for place in range(len(arguments))], launched)
         return found
 
     return jax.tree.map(np.asarray, operands(dict(known)))
-
-
-def _evaluate(jaxpr: Any, consts: Sequence[Any], given: Sequence[Any], found: Launches, caller: str) -> list[Any]:
-    """Return the results of a program as far as they are known; None: not. Adds the operands of launches to `found`.
-
-    A kernel without a name has that of the function around it, its `caller`.
-    """
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, given, strict=True))
-
-    def of(variable: Any) -> Any:
-        return variable.val if hasattr(variable, "val") else values.get(variable)
-
-    for equation in jaxpr.eqns:
-        operands = [of(variable) for variable in equation.invars]
-        results: list[Any] = [None] * len(equation.outvars)
-        inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
-        if equation.primitive.name == "pallas_call":
-            launch = {i: x + 0 for i, x in enumerate(operands) if x is not None and _is_integer(equation.invars[i])}
-            found.setdefault(equation.params["name"] or caller, []).append(launch)
-        elif equation.primitive.name in _CALLS:
-            body, body_consts = (inner.jaxpr, inner.consts) if hasattr(inner, "consts") else (inner, [])
-            results = _evaluate(body, body_consts, operands, found, equation.params.get("name") or caller)
-        elif all(operand is not None for operand in operands):
-            made = equation.primitive.bind(*operands, **equation.params)
-            results = list(made) if equation.primitive.multiple_results else [made]
-        values.update(zip(equation.outvars, results, strict=True))
-    return [of(variable) for variable in jaxpr.outvars]
-
-
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "checkpoint")
 
 
 def _is_integer(variable: Any) -> bool:

@@ -49,13 +49,12 @@ def layer_ops(hlo: str, hbm: float | None = None) -> dict[str, int]:
     Args:
         hbm: bytes that HBM delivers in a cycle; None = products of experts are not counted.
     """
-    bodies = _computations(hlo)
-    longest = max(re.findall(r"body=%?([\w.\-]+)", hlo), key=lambda name: len(bodies.get(name, [])))
-    operations = dict(filter(None, map(_parse, bodies[longest])))
+    body = _longest_body(hlo)
+    operations = dict(filter(None, map(_parse, body)))
     changing = _changing(operations)
     real = {name: op for name, op in operations.items() if not _is_free(op)}
-    row_kernels = sum(_row_kernel(name, op, bodies[longest]) for name, op in real.items())
-    experts = 0 if hbm is None else sum(_experts(name, op, bodies[longest], hbm) for name, op in real.items())
+    row_kernels = sum(_row_kernel(name, op, body) for name, op in real.items())
+    experts = 0 if hbm is None else sum(_experts(name, op, body, hbm) for name, op in real.items())
     products = [op for op in real.values() if "dot_general" in op.text and op.opcode == "fusion"]
     return {
         "operations": len(real),
@@ -69,6 +68,16 @@ def layer_ops(hlo: str, hbm: float | None = None) -> dict[str, int]:
     }
 
 
+def loop_opcodes(hlo: str) -> list[str]:
+    """Return the opcodes of what the body of a program's longest loop runs."""
+    return [op.opcode for _, op in filter(None, map(_parse, _longest_body(hlo))) if not _is_free(op)]
+
+
+def _longest_body(hlo: str) -> list[str]:
+    bodies = _computations(hlo)
+    return max((bodies.get(name, []) for name in re.findall(r"body=%?([\w.\-]+)", hlo)), key=len)
+
+
 def estimated_cycles(hlo: str) -> tuple[int, int]:
     """Return how many operations a program without loops runs besides kernels, and their estimated cycles."""
     entry = re.search(r"^ENTRY %?([\w.\-]+) ", hlo, re.MULTILINE)
@@ -76,6 +85,14 @@ def estimated_cycles(hlo: str) -> tuple[int, int]:
     operations = [found[1] for found in map(_parse, _computations(hlo)[entry[1]]) if found]
     real = [op for op in operations if not _is_free(op) and op.opcode != "custom-call"]
     return len(real), sum(op.cycles for op in real)
+
+
+def product_cycles(hlo: str) -> int:
+    """Return the estimated cycles of a program's products, without copies of what they return."""
+    entry = re.search(r"^ENTRY %?([\w.\-]+) ", hlo, re.MULTILINE)
+    assert entry is not None, "no entry computation"
+    operations = [found[1] for found in map(_parse, _computations(hlo)[entry[1]]) if found]
+    return sum(op.cycles for op in operations if op.opcode == "fusion" and "dot_general" in op.text)
 
 
 def _row_kernel(name: str, op: Operation, body: list[str]) -> int:

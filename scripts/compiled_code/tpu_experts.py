@@ -129,6 +129,13 @@ def experts_launch(target: str, sizes: Experts, tokens: int, kernel: str) -> Lau
     return Launch(function, arguments, name, "experts", known, moved)
 
 
+def experts_take(sizes: Experts, tokens: int) -> bool:
+    """Tell whether `pallas_kernels.expert_mlps` takes the experts; others are multiplied by XLA."""
+    from pallas_kernels.expert_mlps.tpu import tiling
+
+    return tiling(tokens, sizes.embed, sizes.mlp, 3, sizes.of) is not None
+
+
 def copied_bytes(hlo: str, sizes: Experts) -> int:
     """Return the bytes of what a program's operations write that is as large as a layer's matrices, or a third."""
     sizes_of_tables = {sizes.own * sizes.embed * columns for columns in (sizes.mlp, 2 * sizes.mlp)}

@@ -102,24 +102,24 @@ class Batch(NamedTuple):
         return {first + place: value for place, value in enumerate(known)}
 
 
-def batch_of(kind: str, lengths: str) -> Batch:
+def batch_of(kind: str, lengths: str | int) -> Batch:
     """Return a step of 64 sequences.
 
     Args:
         kind: "decode", a token each; "mixed", 60 such and four prompts of 241 tokens, which end at their context.
-        lengths: "equal", all of 4,096 keys; "drawn", from 1 to 4,096, of prompts from 241.
+        lengths: "equal", all of 4,096 keys; "drawn", from 1 to 4,096, of prompts from 241; or how many keys all have.
     """
     queries = np.ones(SEQS, np.int64)
     if kind == "mixed":
         queries[-PROMPTS:] = (MIXED_TOKENS - SEQS + PROMPTS) // PROMPTS
-    keys = np.full(SEQS, CONTEXT)
+    keys = np.full(SEQS, lengths if isinstance(lengths, int) else CONTEXT)
     if lengths == "drawn":
         keys = np.maximum(np.random.default_rng(1).integers(1, CONTEXT + 1, SEQS), queries)
     return Batch(queries, keys)
 
 
 def attention_kernel(
-    target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str, tuning: Any = None
+    target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str | int, tuning: Any = None
 ) -> Launch:
     """Return the launch of attention for the sequences of a batch that decode, or for its prompts.
 
@@ -170,7 +170,7 @@ def attention_kernel(
     return Launch(function, arguments, "paged_attention_decode", "decode attention", known, {1: moved})
 
 
-def fused_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str) -> Launch:
+def fused_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str | int) -> Launch:
     """Return the launch that writes a decode's K and V and attends.
 
     Raises:
@@ -212,7 +212,7 @@ def fused_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str
     )
 
 
-def kv_write_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str) -> Launch:
+def kv_write_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str | int) -> Launch:
     """Return the launch of `kv_write` for a step's tokens, which are the last of their sequences."""
     import jax.numpy as jnp
 
@@ -256,7 +256,7 @@ def _rows_of_runs(step: Batch, block_size: int, block_rows: int, tile: int) -> I
                 yield block_rows + (block_rows - block_size if stop - first == block_size else block_rows)
 
 
-def block_copy_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str) -> Launch:
+def block_copy_kernel(target: str, heads: Heads, batch: str, block_size: int, kv: str, lengths: str | int) -> Launch:
     """Return the launch of `block_copy` that gives 16 sequences blocks of their own (copy-on-write), all layers."""
     import jax.numpy as jnp
 

@@ -31,7 +31,8 @@ def layers(
     of the cycles, with those of kernels that replace XLA's operations; these alone; and the share of products with
     weights in all cycles (`layer_ops`). Kernels of the pool, of recurrences and all-reduces have no estimate, and the
     time of DMAs is not counted. On a tpu7x an all-reduce is four operations. A pattern of several layers is a loop's
-    body as a whole. Devices hold whole experts (`enable_expert_parallel`). `hlo` is a folder for the programs' texts.
+    body as a whole. Devices hold whole experts (`enable_expert_parallel`). Tracing and compiling take "compile s" of
+    processor time. `hlo` is a folder for the programs' texts.
     """
     need_compiler("tpu")
     from jpaged.planning.target_mesh import TPU_HOST
@@ -40,14 +41,14 @@ def layers(
     for device in devices:
         for model in models:
             for step in steps:
-                start = time.perf_counter()
+                start = time.process_time()
                 text = getattr(_programs(device, model), step)().compile().as_text()
                 write_text(hlo, f"{device}-{model}-{step}", text)
                 chip = CHIPS[device.split("-")[0]]
                 found = layer_ops(text, chip.hbm / chip.clock)
                 share = {"products": found["products"] / found["cycles"]}
                 row: Row = {"device": device, "model": model, "step": step} | found | share
-                yield row | {"compile s": round(time.perf_counter() - start)}
+                yield row | {"compile s": round(time.process_time() - start, 1)}
 
 
 def _programs(device: str, model: str) -> Any:

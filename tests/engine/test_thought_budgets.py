@@ -65,17 +65,15 @@ def test_a_thought_has_the_tokens_of_its_budget_then_its_mark_then_the_answer(ll
 def test_neighbours_preemption_and_drafts_change_no_token(llm, folder):
     prompts = [OPEN, "hello", f"{OPEN} a", "some other words"]
     said = {"reasoning_end_str": SAID}
-    params = [
-        bounded(6, temperature=0.0, **said),
-        SamplingParams(temperature=0.0, max_tokens=40),
-        bounded(11),
-        bounded(0),
-    ]
+    plain = SamplingParams(temperature=0.0, max_tokens=40)
+    params = [bounded(6, temperature=0.0, **said), plain, bounded(11, **said), bounded(0, **said)]
     alone = [tokens(llm, [prompt], [one])[0] for prompt, one in zip(prompts, params, strict=True)]
     assert tokens(llm, prompts, params) == alone
     page = llm.memory_report().page_bytes
-    small = LLM(folder, max_num_seqs=4, kv_cache_memory_bytes=14 * page, **SIZES | {"max_model_len": 96})
-    assert tokens(small, prompts, params) == alone
+    sizes = SIZES | {"max_model_len": 96}
+    small = LLM(folder, max_num_seqs=4, kv_cache_memory_bytes=14 * page, reasoning_config=said, **sizes)
+    of_engine = [bounded(6, temperature=0.0), plain, bounded(11), bounded(0)]
+    assert tokens(small, prompts, of_engine) == alone
     assert small.stats().num_recomputes > 0
     drafted = LLM(folder, max_num_seqs=8, speculative=NGram(6, longest=3, shortest=1), **SIZES)
     greedy = [bounded(7, temperature=0.0, max_tokens=60, **said), bounded(3, temperature=0.0, max_tokens=60)]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jpaged.execution import Bucket
 from jpaged.execution.token_rows import TokenRows, token_rows
-from jpaged.scheduling import Chunk, Sequence
+from jpaged.scheduling import Chunk, ScheduledStep, Sequence
 
 decodes = st.lists(st.tuples(st.integers(0, 9), st.integers(-1, 3), st.booleans()), min_size=1, max_size=6)
 
@@ -25,8 +25,8 @@ def chunk(row: int, start: int, length: int, source_row: int, is_draft: bool = F
 def test_decodes_alone_have_the_rows_that_they_have_before_a_prompt(found, more_tokens, more_seqs):
     chunks = [chunk(5 - row, start, 1, *rest) for row, (start, *rest) in enumerate(found)]
     number = len(chunks)
-    alone = token_rows(chunks, Bucket(number + more_tokens, number + more_seqs, True))
-    mixed = token_rows([*chunks, chunk(6, 0, 3, -1)], Bucket(number + 3, number + 1, False))
+    alone = token_rows(ScheduledStep(chunks), Bucket(number + more_tokens, number + more_seqs, True))
+    mixed = token_rows(ScheduledStep([*chunks, chunk(6, 0, 3, -1)]), Bucket(number + 3, number + 1, False))
     for field in TokenRows._fields:
         first = number + (field == "query_starts")
         one, other = getattr(alone, field), getattr(mixed, field)
@@ -37,7 +37,7 @@ def test_decodes_alone_have_the_rows_that_they_have_before_a_prompt(found, more_
 
 
 def test_batches_cannot_write_to_what_they_share():
-    rows = token_rows([chunk(0, 3, 1, 0)], Bucket(2, 2, True))
-    again = token_rows([chunk(1, 7, 1, 0)], Bucket(2, 2, True))
+    rows = token_rows(ScheduledStep([chunk(0, 3, 1, 0)]), Bucket(2, 2, True))
+    again = token_rows(ScheduledStep([chunk(1, 7, 1, 0)]), Bucket(2, 2, True))
     assert again.query_starts is rows.query_starts and not rows.query_starts.flags.writeable
     assert not np.shares_memory(rows.positions, again.positions)

@@ -217,6 +217,16 @@ def begin(manager, seq_id, said, **asked):
     run(manager, seq_id, said, manager.match_prefix(seq_id, said))
 
 
+def test_a_running_prompt_that_begins_like_no_other_keeps_its_last_regular_state():
+    manager, document = manager_of(num_pages=80), tokens(2 * INTERVAL)
+    begin(manager, 0, [*document, *tokens(5, 500)])
+    crowd(manager, 1)
+    assert manager.cached_prefix([*document, 999]) == len(document), "another question about it may come"
+    manager.free(0)
+    crowd(manager, 10, 12)
+    assert manager.cached_prefix([*document, 999]) == 0
+
+
 def levels(manager):
     return sorted(key.level for _, key in manager.parts.allocator.groups[1].evictable.items())
 
@@ -282,7 +292,7 @@ def test_a_request_fits_by_the_cheap_look_wherever_it_fits(shared, more, answer,
 
     def spare(**known):
         """How many blocks others may take for it to fit."""
-        need = Need(length, prompt_tokens=len(said), **known)
+        need = Need(length, prompt_tokens=len(said), leaves_nothing="seq_id" not in known, **known)
         return bisect_left(range(200), True, key=lambda n: manager.can_admit(need, reserved=[n, 0]) is not Fit.OK)
 
     most = spare(cached_tokens=length - 1)

@@ -93,7 +93,7 @@ def test_a_request_that_lacks_no_blocks_leaves_all_that_it_can(rows):
     ]
 
 
-@pytest.mark.parametrize("pages", [30, 32])
+@pytest.mark.parametrize("pages", [32, 33])
 def test_a_request_still_leaves_less_once_it_has_what_a_tier_read(pages, monkeypatch):
     monkeypatch.setattr(tier_prefetch, "LONGEST_STOP", 0.0)
     scheduler = make_scheduler(pages, groups=STATES, prefix_caching=True, budget=128, ram=FakeStore(0))
@@ -168,3 +168,41 @@ def test_a_swapped_prompt_comes_back_only_where_the_rest_of_it_fits():
     steps = loop.run(older, newer)
     assert newer.num_preemptions <= 1
     assert sum(step.num_tokens for step in steps) == 20 + 59 + 48 + 3
+
+
+@pytest.mark.parametrize("prompt, output", [(1, 3), (5, 10), (20, 20), (31, 2), (70, 10), (100, 30)])
+def test_prefix_caching_refuses_no_request_for_what_it_could_leave(prompt, output):
+    groups = [group("full", layer_bytes=8), group("state", interval=32, layer_bytes=80)]
+    request = make_request(range(prompt), output)
+
+    def pages(**options) -> int:
+        fits = (n for n in range(1, 100) if accepts(make_scheduler(n, groups=groups, **options), request))
+        return next(fits)
+
+    least = pages(prefix_caching=True)
+    assert least == pages(prefix_caching=False)
+    Loop(make_scheduler(least, groups=groups, prefix_caching=True)).run(request, most_steps=4 * (prompt + output))
+    assert request.sequences[0].output_token_ids == alone(request, groups)[0]
+
+
+def accepts(scheduler, request) -> bool:
+    return scheduler.admission.is_possible(request, scheduler.admission.lifetime(request))
+
+
+@pytest.mark.parametrize("more, output", [(1, 3), (9, 20), (30, 2), (20, 40)])
+@pytest.mark.parametrize("pinned", [8, 20, 40])
+def test_a_hybrids_request_after_a_pinned_prefix_ends_in_every_pool_that_accepts_it(pinned, more, output):
+    groups = [group("full", layer_bytes=8), group("state", interval=8, layer_bytes=40)]
+    accepted = 0
+    for pages in range(pinned // 4 + 10, 80):
+        loop = Loop(make_scheduler(pages, groups=groups, prefix_caching=True, budget=64))
+        head, request = make_request(range(pinned + 1), 1), make_request(range(pinned + more), output)
+        head.kept_tokens = pinned
+        loop.run(head)
+        assert PinnedSequences(loop.scheduler.memory, 1).pin(-1, list(range(pinned)))
+        if accepts(loop.scheduler, request):
+            loop.run(request, most_steps=20 * (pinned + more + output))
+            assert request.sequences[0].output_token_ids == alone(request, groups)[0]
+            if (accepted := accepted + 1) == 3:
+                return
+    raise AssertionError("no pool accepts it")

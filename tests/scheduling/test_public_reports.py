@@ -47,6 +47,7 @@ def served(loop: Loop, groups: list, prompts: list[list[int]], output: int = 3) 
         (60, 28, 21),  # vllm #45238: what is shared ends before the last checkpoint that a block's end would be
         (48, 12, 300),  # vllm #48401: no prompt is as long as such a block
         (44, 12, 52),  # vllm #53749: what is shared is shorter than one
+        (16, 16, 52),  # vllm #54607: so are all prompts
     ],
 )
 def test_a_hybrids_shared_prefix_is_found_however_large_its_states_are(shared, own, states):

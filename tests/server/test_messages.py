@@ -364,12 +364,12 @@ def test_a_text_that_is_far_too_long_has_its_tokens_estimated():
     class Long(ScriptedModel):
         def chat_prompt(self, messages, **options):
             raise ValueError(
-                "the prompt has 9000 characters, of which the first 900 have more tokens than max_model_len=400"
+                "the prompt has 9000 characters, of which the first 900 have 500 tokens, more than max_model_len=400"
             )
 
     app = create_app(Long(SCRIPTS), ServerSettings(model="tiny"))
     found = ask(body(model="tiny"), app=app).json()["error"]["message"]
-    assert found == "prompt is too long: 4000 tokens > 400 maximum"
+    assert found == "prompt is too long: 5000 tokens > 400 maximum"
 
 
 def test_a_key_comes_in_its_own_header_or_as_a_bearers():

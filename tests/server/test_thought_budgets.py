@@ -1,14 +1,15 @@
 """Budgets of thoughts in every protocol's words: the closing mark comes after them, and usage counts them."""
 
 import asyncio
-from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from recorded_answers import SCRIPTS
 from scripted_model import ScriptedModel
 
-from jpaged.cli.options import check_end_of_thoughts, end_of_thoughts
+from jpaged import ReasoningConfig
+from jpaged.cli.options import with_formats
 from jpaged.server.app import create_app
 from jpaged.server.settings import ServerSettings
 
@@ -46,8 +47,9 @@ def test_a_chat_stops_thinking_after_its_budget_and_counts_it(serve, tiny_llm, m
     assert server.answer(CHAT, body | shape | {"ignore_eos": False})["choices"][0]["message"]["content"] == "5"
 
 
-def test_the_servers_text_ends_a_thought(serve, tiny_llm):
-    server = serve(reasoning_parser="think", reasoning_end_str="Now.</think>")
+def test_the_servers_text_ends_a_thought(serve, tiny_llm, monkeypatch):
+    monkeypatch.setattr(tiny_llm.input_processor, "reasoning", ReasoningConfig(reasoning_end_str="Now.</think>"))
+    server = serve(reasoning_parser="think")
     body = {"model": "tiny", "max_tokens": 30, "seed": 4, "thinking_token_budget": 6} | OPENED
     answer = server.answer(CHAT, body)
     thought = answer["choices"][0]["message"]["reasoning_content"]
@@ -61,6 +63,17 @@ def test_the_servers_text_ends_a_thought(serve, tiny_llm):
     assert "Now.</think>" in text
 
 
+def started(llm, thoughts, tools, **config):
+    """Return the formats of a server that a command starts."""
+    one = SimpleNamespace(
+        tokenizer=llm.tokenizer, vocab_size=llm.vocab_size, config=SimpleNamespace(reasoning_config=None)
+    )
+    if config:
+        one.config.reasoning_config = ReasoningConfig(**config)
+    made = with_formats(ServerSettings(model="tiny"), one, tools, thoughts)
+    return made.reasoning_parser, made.tool_parser
+
+
 @pytest.mark.parametrize(
     ("text", "formats", "said"),
     [
@@ -70,19 +83,18 @@ def test_the_servers_text_ends_a_thought(serve, tiny_llm):
     ],
 )
 def test_a_text_that_could_end_no_thought_is_refused_before_a_server_starts(tiny_llm, text, formats, said):
-    thoughts, tools = formats
-    settings = ServerSettings(model="tiny", reasoning_parser=thoughts, tool_parser=tools, reasoning_end_str=text)
     with pytest.raises(ValueError, match=said):
-        check_end_of_thoughts(tiny_llm, settings)
-    check_end_of_thoughts(tiny_llm, replace(settings, reasoning_end_str=None))
-    check_end_of_thoughts(tiny_llm, replace(settings, reasoning_parser="think", reasoning_end_str="now</think>a"))
+        started(tiny_llm, *formats, reasoning_end_str=text)
+    assert started(tiny_llm, *formats) == formats
+    assert started(tiny_llm, "think", formats[1], reasoning_end_str="now</think>a") == ("think", formats[1])
 
 
-@pytest.mark.parametrize("config", ['{"reasoning_end_str": ""}', "{}", '"now"', '{"reasoning_end_str": 5}', "now"])
-def test_a_config_of_thoughts_without_a_text_is_refused(config):
-    with pytest.raises(ValueError, match="reasoning_config="):
-        end_of_thoughts(config)
-    assert end_of_thoughts('{"reasoning_end_str": "now"}') == "now"
+def test_a_config_of_thoughts_names_their_format_and_its_mark(tiny_llm):
+    assert started(tiny_llm, None, "none", reasoning_parser="think") == ("think", None)
+    assert started(tiny_llm, "seed_oss", "none", reasoning_parser="think") == ("seed_oss", None)
+    assert started(tiny_llm, "think", "none", reasoning_start_str="<think>\n") == ("think", None)
+    with pytest.raises(ValueError, match="reasoning_start_str='<thought>' begins no thought of the format 'think'"):
+        started(tiny_llm, "think", "none", reasoning_start_str="<thought>")
 
 
 def test_completions_and_responses_take_the_budget_too(serve, tiny_llm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from types import SimpleNamespace
 
@@ -108,6 +109,30 @@ def test_a_shape_is_compiled_once_and_its_grammars_are_independent(compiler, mon
     assert len(compiled) == 105, "the oldest were let go"
 
 
+WORDY = byte_level()
+WORDY.add_tokens(["".join(random.Random(i).choices('abcxyzAB ", ', k=1 + i % 9)) for i in range(300)])
+STRING = {"type": "string", "maxLength": 12}
+WORDS = [*SHAPES, {"json": {"type": "array", "items": STRING}}, {"regex": "([A-Z][a-z]+ [a-z]{2,9}, )+"}]
+
+
+@pytest.mark.parametrize("shape", WORDS)
+def test_groups_of_tokens_change_no_mask(shape, monkeypatch):
+    """Walks random texts with the groups of tokens and with none of them."""
+    params = StructuredOutputsParams(**shape)
+    grouped = GrammarCompiler(WORDY, len(WORDY), frozenset({EOS})).compile(params)
+    monkeypatch.setattr("jpaged.text.grammar._SLICES", ())
+    plain = GrammarCompiler(WORDY, len(WORDY), frozenset({EOS})).compile(params)
+    draws = random.Random(5)
+    for _ in range(20):
+        one, other = grouped.copy(), plain.copy()
+        for _ in range(25):
+            assert np.array_equal(one.mask, other.mask)
+            if one.complete or (token := draws.choice(allowed(one.mask))) == EOS:
+                break
+            one.accept(token)
+            other.accept(token)
+
+
 class Slow:
     """A grammar whose mask takes so many seconds of this thread's time."""
 
@@ -141,6 +166,16 @@ def test_a_slow_mask_is_made_in_a_thread():
     assert not made.done()
     made.result(10)
     assert grammar.is_ready and grammar.pace.is_slow
+
+
+def test_a_slow_mask_does_not_wait_for_another_one(monkeypatch):
+    masks, (long, short), may_end = MaskMaker(), (Slow(0.0), Slow(0.0)), threading.Event()
+    monkeypatch.setattr(long, "look_ahead", may_end.wait)
+    first, second = masks.begin(long), masks.begin(short)
+    second.result(10)
+    assert short.is_ready and not first.done()
+    may_end.set()
+    first.result(10)
 
 
 def test_of_grammars_whose_call_took_long_each_is_timed_by_itself_next(compiler, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from renderings import TEMPLATES, tokenizer_of
 from jpaged.answers.bound import BoundFormat
 from jpaged.answers.parts import CallStart, Content, Reasoning
 from jpaged.answers.rows import ANSWER_FORMATS
+from jpaged.reasoning_config import ReasoningConfig
 from jpaged.sampling_params import SamplingParams, StructuredOutputsParams
 from jpaged.scheduling.hooks import allowed_ahead, mask_after
 from jpaged.text.grammar import GrammarCompiler
@@ -27,7 +29,7 @@ def thoughts_of(family, tokens):
     return MADE[family, tokens]
 
 
-def inputs(tokens):
+def inputs(tokens, **more):
     tokenizer = tokenizer_of("hermes" if tokens else None)
     eos = tokenizer.eos_token_id
     return InputProcessor(
@@ -36,6 +38,7 @@ def inputs(tokens):
         max_model_len=900,
         max_num_seqs=4,
         eos_token_ids=[] if eos is None else [eos],
+        **more,
     )
 
 
@@ -373,3 +376,16 @@ def test_a_text_that_cannot_come_is_refused():
         inputs(True).process([5], asked("now", bad_words=["w"]))
     with pytest.raises(ValueError, match=r"reasoning_end_str='now' needs thinking_token_budget"):
         SamplingParams(reasoning_end_str="now")
+
+
+def test_the_engines_setting_ends_the_thoughts_of_requests_that_leave_it_open():
+    config = ReasoningConfig("hermes", "<think>", "now")
+    ended = inputs(True, reasoning=config)
+    asked = SamplingParams(thinking_token_budget=5, tool_parser="hermes")
+    params = ended.process([5], asked).params
+    assert (params.reasoning_parser, params.reasoning_end_str) == ("hermes", "now")
+    assert ended.process([5], replace(asked, reasoning_end_str="b")).params.reasoning_end_str == "b"
+    assert ended.process([5], SamplingParams()).params == SamplingParams()
+    other = inputs(True, reasoning=replace(config, reasoning_start_str="<thought>"))
+    with pytest.raises(ValueError, match=r"reasoning_start_str='<thought>' begins no thought of .* but '<think>' does"):
+        other.process([5], asked)

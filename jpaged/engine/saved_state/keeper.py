@@ -29,6 +29,7 @@ from jpaged.execution.mesh import is_local
 from jpaged.image_sources import ImageSources
 from jpaged.outputs import SavedPrefix, SavedState
 from jpaged.pyramid_kv import PyramidKV
+from jpaged.reasoning_config import ReasoningConfig
 from jpaged.scheduling import Request
 from jpaged.speculative import WAYS
 from jpaged.text.input_processor import InputProcessor
@@ -36,7 +37,7 @@ from jpaged.text.input_processor import InputProcessor
 logger = logging.getLogger("jpaged.engine")
 
 T = TypeVar("T")
-_KINDS: tuple[type[Any], ...] = (PyramidKV, *WAYS, ImageSources)
+_KINDS: tuple[type[Any], ...] = (PyramidKV, *WAYS, ImageSources, ReasoningConfig)
 _SETTINGS = {kind.__name__: kind for kind in _KINDS}
 """Classes of settings that are dataclasses, by the name under which they are saved."""
 

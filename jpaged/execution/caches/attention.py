@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, Pool, Reads
+from jpaged.execution.caches.base import HostStep, LayerCache, LayerCall, NextDecodes, Pool, Reads
 from jpaged.execution.caches.images import image_reads
 from jpaged.execution.mesh import HostOrDevice, over_tensor
 from jpaged.memory.layout import GroupLayout, GroupSpec
@@ -47,10 +47,20 @@ class TokenSlots(LayerCache):
     Batch: ClassVar[type[tuple[Any, ...]]] = AttentionBatch
     by_token: ClassVar[tuple[str, ...] | None] = ("slots", "last_keys")
     by_seq: ClassVar[tuple[str, ...]] = ("table",)
+    follows: ClassVar[bool] = True
 
     def batch(self, step: HostStep, tables: Sequence[np.ndarray], layouts: Sequence[GroupLayout]) -> Any:
         (table,), (layout,) = tables, layouts
         return AttentionBatch(table, write_slots(step, table, layout, step.positions))
+
+    def follow(self, arrays: Any, step: NextDecodes, layouts: Sequence[GroupLayout]) -> None:
+        (layout,), places = layouts, step.positions
+        arrays.slots[: len(places)] += 1
+        begun = np.flatnonzero(places % layout.spec.block_size == 0)
+        moved = np.union1d(begun, step.changed) if step.changed else begun
+        if len(moved):
+            moved = moved.astype(np.int64)
+            arrays.slots[moved] = slots_at(arrays.table, moved, places[moved], layout)
 
     def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:
         return super().one_by_one(arrays, rows, seqs)._replace(last_keys=None)  # a token alone sees none after it
@@ -67,13 +77,24 @@ def write_slots(
     Raises:
         RuntimeError: a token has no block to be written to.
     """
+    slots = np.full(step.padded_tokens, layout.num_blocks * layout.spec.block_size, np.int32)
+    slots[: len(places)] = slots_at(table, step.seq_of_token, places, layout)
+    return slots
+
+
+def slots_at(
+    table: np.ndarray, rows: Int[np.ndarray, " tokens"], places: Int[np.ndarray, " tokens"], layout: GroupLayout
+) -> Int[np.ndarray, " tokens"]:
+    """Return the slots for tokens at `places` of the sequences in some rows of a table.
+
+    Raises:
+        RuntimeError: a token has no block to be written to.
+    """
     size = layout.spec.block_size
-    blocks = table[step.seq_of_token, places // size]
+    blocks = table[rows, places // size]
     if blocks.size and blocks.min() < 0:
         raise RuntimeError(f"a token of group {layout.spec.name} has no block to be written to")
-    slots = np.full(step.padded_tokens, layout.num_blocks * size, np.int32)
-    slots[: len(places)] = blocks * size + places % size
-    return slots
+    return blocks * size + places % size
 
 
 def last_keys(step: HostStep) -> Int[np.ndarray, " padded_tokens"] | None:

@@ -61,7 +61,7 @@ class HostStep(NamedTuple):
     """Describes a step as the host knows it, before padding; a kind of layer makes its arrays from it.
 
     Attributes:
-        chunks: what is computed, one chunk a sequence of the batch.
+        planned: the step as the scheduler made it; its chunks are the sequences of the batch.
         starts, lengths: the chunks' starts and lengths, in tokens.
         seq_of_token: which chunk each token belongs to.
         positions: the tokens' positions in their sequences.
@@ -71,7 +71,7 @@ class HostStep(NamedTuple):
         memo: what `LayerCache.memo` made for the batches of this builder.
     """
 
-    chunks: Sequence[Chunk]
+    planned: ScheduledStep
     starts: Int[np.ndarray, " seqs"]
     lengths: Int[np.ndarray, " seqs"]
     seq_of_token: Int[np.ndarray, " tokens"]
@@ -81,10 +81,27 @@ class HostStep(NamedTuple):
     rows: Mapping[str, Sequence[Any]] = MappingProxyType({})
     memo: Any = None
 
+    @property
+    def chunks(self) -> Sequence[Chunk]:
+        """Return what is computed, one chunk a sequence of the batch; a step makes them where they are asked for."""
+        return self.planned.chunks
+
     def first_rows(self) -> dict[int, int]:
         """Return for each sequence, by its id, the row of a token less the token's position."""
         firsts = np.cumsum(self.lengths) - self.lengths - self.starts
         return {chunk.seq.seq_id: int(first) for chunk, first in zip(self.chunks, firsts, strict=True)}
+
+
+class NextDecodes(NamedTuple):
+    """Describes a step of the sequences that were decoded in the step before, one token each and no others.
+
+    Attributes:
+        positions: positions of their tokens, one more than before.
+        changed: rows of the sequences whose tables changed.
+    """
+
+    positions: Int[np.ndarray, " seqs"]
+    changed: Sequence[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +167,8 @@ class LayerCache(ABC):
     """Arrays of a `Batch` with an entry for each token; None = a step's tokens cannot be computed one by one."""
     by_seq: ClassVar[tuple[str, ...]] = ()
     """Arrays of a `Batch` with an entry for each sequence."""
+    follows: ClassVar[bool] = False
+    """True if `follow` makes the arrays of decodes from those before; for kinds of one pool group and one `table`."""
     skips_unread_rows: ClassVar[bool] = False
     """True if `operate` takes `last_keys` of -1, see `jpaged.model_api.Attend`, or if results are not per token."""
 
@@ -196,6 +215,15 @@ class LayerCache(ABC):
         Raises:
             RuntimeError: a token has no block to be written to.
         """
+
+    def follow(self, arrays: Any, step: NextDecodes, layouts: Sequence[GroupLayout]) -> None:
+        """Turn the arrays of decodes into those that `batch` would make of the same sequences' next tokens; their
+        `table` is up to date.
+
+        Raises:
+            RuntimeError: as `batch`.
+        """
+        raise NotImplementedError(f"layer group {self.group.name!r} ({self.group.kind}) does not follow")
 
     def memo(self) -> Any:
         """Return what the batches of one builder share, which `batch` may change: it finds it in `HostStep.memo`."""

@@ -51,6 +51,7 @@ class PromptBudgetCache(FullAttentionCache):
     Batch = PromptBudgetBatch
     skips_unread_rows = False  # a prompt's last queries choose what is kept, whether or not their results are read
     by_token = None  # a prompt's last queries choose together
+    follows = False
 
     @property
     def budgets(self) -> tuple[int, ...]:

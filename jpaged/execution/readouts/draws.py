@@ -40,7 +40,7 @@ class Draw:
     def wait(self, replica: int) -> Sampled:
         step = self._steps[replica]
         words = of_replica(self._words, replica, len(self._steps))
-        tokens, logprobs, *top = Drawn.read(words[: len(step.samples)])
+        tokens, logprobs, *top = Drawn.read(words[: step.num_samples])
         return tokens.tolist(), logprobs.tolist(), TopTokens(*top) if step.num_top else None
 
 
@@ -53,7 +53,7 @@ class NoDraw:
         self._steps = steps
 
     def wait(self, replica: int) -> Sampled:
-        number = len(self._steps[replica].samples)
+        number = self._steps[replica].num_samples
         return [0] * number, [0.0] * number, None
 
 
@@ -90,7 +90,7 @@ class Draws:
         if forward.on_draw is None and not any(step.reads_draws for step in steps):
             return NoDraw(steps)
         num_top = max(step.num_top for step in steps)
-        sizes = self._buckets.samples_holding(max(len(step.samples) for step in steps))
+        sizes = self._buckets.samples_holding(max(step.num_samples for step in steps))
         args, top = self._arrays(steps, sizes[0], num_top)
         if not self._is_ready(args, top):
             for rows in sizes:
@@ -107,7 +107,7 @@ class Draws:
 
     def _arrays(self, steps: Sequence[ScheduledStep], rows: int, num_top: int) -> tuple[SamplingArrays, int]:
         """Return the sampler's arguments for a number of rows, and how many of the most likely tokens it returns."""
-        each = [of.arrays(step.samples, rows) for of, step in zip(self._rows, steps, strict=True)]
+        each = [of.arrays(step, rows) for of, step in zip(self._rows, steps, strict=True)]
         args = of_all(self._mesh, each, self._vocab_size)
         # The plain variant may add up in another order.
         return args, 0 if args.plain and not self._deterministic else top_size(num_top)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.execution.mesh import HostOrDevice
 from jpaged.execution.sampling.edit import NO_ROW, Edit, history_of, newest, of_row, pending_row, with_rows
-from jpaged.sampling_params import SamplingParams
+from jpaged.execution.sampling.token_counts import counted, token_edits
 from jpaged.scheduling.hooks import mask_after
 from jpaged.scheduling.request import Request
 from jpaged.scheduling.step import Sample
@@ -72,16 +72,17 @@ class BiasAndPenalties(Edit[WeighedTokens]):
         )
 
     def fill(self, rows: Sequence[int], samples: Sequence[Sample], blank: WeighedTokens) -> WeighedTokens:
-        pending, repetition, presence, frequency = map(np.array, blank[len(self.pairs) :])
-        tokens: list[TokenEdits] = []
-        for row in rows:
-            request, seq, _ = sample = samples[row]
-            params, history = request.params, history_of(sample)
-            pending[row] = pending_row(sample, history)
-            repetition[row] = params.repetition_penalty
-            presence[row] = params.presence_penalty
-            frequency[row] = params.frequency_penalty
-            tokens.append(token_edits(params, seq.num_prompt, history))
+        each = [samples[row] for row in rows]
+        known = [history_of(sample) for sample in each]
+        tokens = [
+            token_edits(request.params, seq.num_prompt, history) if chunk.drafts else counted(request, seq)
+            for (request, seq, chunk), history in zip(each, known, strict=True)
+        ]
+        params = [sample.request.params for sample in each]
+        pending = with_rows(blank.pending, rows, map(pending_row, each, known))
+        repetition = with_rows(blank.repetition, rows, (of.repetition_penalty for of in params))
+        presence = with_rows(blank.presence, rows, (of.presence_penalty for of in params))
+        frequency = with_rows(blank.frequency, rows, (of.frequency_penalty for of in params))
         ids, bias, times, seen = (np.concatenate(parts) for parts in zip(*tokens, strict=True))
         of_rows = np.repeat(rows, [len(edit.ids) for edit in tokens])
         by_row = blank._replace(pending=pending, repetition=repetition, presence=presence, frequency=frequency)
@@ -113,32 +114,6 @@ class BiasAndPenalties(Edit[WeighedTokens]):
         value = jnp.where(value > 0, value / repetition, value * repetition)
         value -= of_row(arrays.frequency, row) * count + of_row(arrays.presence, row) * (count > 0)
         return entry.set(value, mode="drop")
-
-
-class TokenEdits(NamedTuple):
-    """Holds the tokens of one row whose logit may change, each once: bias, how often generated, whether the row has
-    it."""
-
-    ids: Int[np.ndarray, " tokens"]
-    bias: Float[np.ndarray, " tokens"]
-    times: Int[np.ndarray, " tokens"]
-    seen: Bool[np.ndarray, " tokens"]
-
-
-def token_edits(params: SamplingParams, num_prompt: int, token_ids: list[int]) -> TokenEdits:
-    """Return the edits of a row by bias and penalties, for the tokens that the host knows."""
-    bias = params.logit_bias or {}
-    start = 0 if params.repetition_penalty != 1 else num_prompt
-    history = np.array(token_ids[start:] if params.penalised else [], np.int64)
-    ids, place = np.unique(np.concatenate([np.array([*bias], np.int64), history]), return_inverse=True)
-    of_bias, of_history = place[: len(bias)], place[len(bias) :]
-    size = len(ids)
-    return TokenEdits(
-        ids,
-        np.bincount(of_bias, weights=[*bias.values()], minlength=size),
-        np.bincount(of_history[num_prompt - start :], minlength=size),
-        np.bincount(of_history, minlength=size) > 0,
-    )
 
 
 # ---------------------------------------------------------------- bans

@@ -14,8 +14,8 @@ from jpaged.execution.mesh import num_replicas, replicate, stack
 from jpaged.execution.sampling.edit import Edit
 from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.scheduling.request import Sequence
-from jpaged.scheduling.step import Sample
+from jpaged.scheduling.request import Request, Sequence
+from jpaged.scheduling.step import Sample, ScheduledStep
 
 RANKED = 8
 """Most likely tokens that every sampler but the plain one can give back; more compile another."""
@@ -35,22 +35,27 @@ class SamplerRows:
         self._asking: dict[Edit[Any], list[int]] = {}
         self._kept: dict[Edit[Any], Any] = {}
 
-    def arrays(self, samples: Seq[Sample], width: int) -> SamplingArrays:
+    def arrays(self, step: ScheduledStep, width: int) -> SamplingArrays:
         """Return the settings of a step's samples, padded to `width` rows with greedy ones."""
-        rows = width, [seq for _, seq, _ in samples]
+        others = step.other_samples
+        rows = width, [*step.decodes.seqs, *(seq for _, seq, _ in others)] if others else step.decodes.seqs
         if rows != self._of:
             self._of, self._kept = rows, {}
-            self._ranked, self._asking = _asked(samples, width)
-        position = np.zeros(width, np.int32)
-        position[: len(samples)] = [chunk.start + chunk.length for _, _, chunk in samples]
-        return SamplingArrays(position, self._ranked, tuple(self._filled(edit, samples, width) for edit in EDITS))
+            requests = [*step.decodes.requests, *(request for request, _, _ in others)]
+            self._ranked, self._asking = _asked(requests, width)
+        position, number = np.zeros(width, np.int32), step.decodes.number
+        np.add(step.decodes.starts, 1, out=position[:number])
+        if others:
+            ends = [chunk.start + chunk.length for _, _, chunk in others]
+            position[number : number + len(ends)] = ends
+        return SamplingArrays(position, self._ranked, tuple(self._filled(edit, step, width) for edit in EDITS))
 
-    def _filled(self, edit: Edit[Any], samples: Seq[Sample], width: int) -> Any:
+    def _filled(self, edit: Edit[Any], step: ScheduledStep, width: int) -> Any:
         if edit not in self._asking:
             return None
         if edit in self._kept:
             return self._kept[edit]
-        arrays = edit.fill(self._asking[edit], samples, _blank(edit, width, self._vocab_size))
+        arrays = edit.fill(self._asking[edit], step.samples, _blank(edit, width, self._vocab_size))
         if edit.by_sequence:
             self._kept[edit] = arrays
         return arrays
@@ -58,14 +63,14 @@ class SamplerRows:
 
 def sampling_arrays(samples: Seq[Sample], width: int, vocab_size: int) -> SamplingArrays:
     """Return the settings of a step's samples, see `SamplerRows`, where no other step is known."""
-    return SamplerRows(vocab_size).arrays(samples, width)
+    return SamplerRows(vocab_size).arrays(ScheduledStep(other_samples=[*samples]), width)
 
 
-def _asked(samples: Seq[Sample], width: int) -> tuple[np.ndarray, dict[Edit[Any], list[int]]]:
+def _asked(requests: Seq[Request], width: int) -> tuple[np.ndarray, dict[Edit[Any], list[int]]]:
     """Return which rows ask for the most likely tokens, and which rows ask for each edit."""
     ranked = np.zeros(width, bool)
     asking: dict[Edit[Any], list[int]] = {}
-    for row, (request, _, _) in enumerate(samples):
+    for row, request in enumerate(requests):
         if request.num_top:
             ranked[row] = True
         edits = request.edits

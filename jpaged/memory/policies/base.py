@@ -57,9 +57,10 @@ class Policy(ABC):
         may begin with so many tokens as each of `kept`, the likeliest first; 0 = none."""
         return self
 
-    def for_little_room(self, cached: int, *kept: int) -> Policy:
+    def for_little_room(self, cached: int, *kept: int, at_end: bool = True) -> Policy:
         """Return the policy of a request that would not fit with all that it leaves for later ones: it leaves what a
-        later one may begin with at `kept` and before its prompt's end only. The arguments are those of `for_prefix`."""
+        later one may begin with at `kept` and, with `at_end`, before its prompt's end only. The other arguments are
+        those of `for_prefix`."""
         return self
 
     def answer_end(self, length: int, block_size: int) -> int:

@@ -86,11 +86,12 @@ class StateCheckpoints(Policy):
                 chosen.append(end)
         return replace(self, ends=tuple(end for end in sorted(chosen) if end and end != self._regular_after(end)))
 
-    def for_little_room(self, cached: int, *kept: int) -> Policy:
+    def for_little_room(self, cached: int, *kept: int, at_end: bool = True) -> Policy:
         if self.prompt is None:
             return self
         whole = -(-self.prompt // self.interval) * self.interval
-        ends = {end for end in (*kept, self._regular_before(self.prompt)) if end > cached} | {cached}
+        last = self._regular_before(self.prompt) if at_end else 0
+        ends = {end for end in (*kept, last) if end > cached} | {cached}
         ends -= {0, whole}
         return replace(self, spacing=whole, dense_from=whole, ends=tuple(sorted(ends)))
 

@@ -25,7 +25,9 @@ _TYPES = {
     504: "timeout_error",
 }
 _TOKENS = re.compile(r"the prompt has (\d+) tokens\b.*?(?:max_model_len|max_tokens)=(\d+)", re.DOTALL)
-_CHARACTERS = re.compile(r"the prompt has (\d+) characters, of which the first (\d+) have more tokens than \w+=(\d+)")
+_CHARACTERS = re.compile(
+    r"the prompt has (\d+) characters, of which the first (\d+) have (\d+) tokens, more than \w+=(\d+)"
+)
 _TEXT = {"type": "string"}
 _ERROR = {
     "type": "object",
@@ -68,8 +70,8 @@ def _counts(message: str) -> tuple[int, int] | None:
     if (found := _TOKENS.search(message)) is not None:
         tokens, most = int(found[1]), int(found[2])
     elif (found := _CHARACTERS.search(message)) is not None:
-        most = int(found[3])
-        tokens = int(found[1]) * most // int(found[2])
+        characters, begun, counted, most = map(int, found.groups())
+        tokens = characters * counted // begun
     else:
         return None
     return max(tokens, most + 1), most

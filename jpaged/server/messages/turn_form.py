@@ -34,7 +34,6 @@ class TurnForm:
         tokenizer: the model's tokenizer, for the special tokens of tool calls.
         tool_parser: family whose tool calls are read, of `jpaged.answers.rows.ANSWER_FORMATS`; None: tools are refused.
         reasoning_parser: family whose thoughts are split off, of the same table; None: none are.
-        reasoning_end_str: the text that ends thoughts without tokens left; None: their mark alone.
 
     Attributes:
         custom: names of the tools whose calls have an input in place of arguments.
@@ -51,13 +50,11 @@ class TurnForm:
         *,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
-        reasoning_end_str: str | None = None,
     ) -> None:
         self.turn = turn
         self._tokenizer = tokenizer
         self._tools = self._offered(tool_parser)
         self._thoughts = {
-            "reasoning_end_str": reasoning_end_str,
             "reasoning_parser": reasoning_parser,
             "tool_parser": tool_parser if self._tools else "none",
         }

@@ -14,6 +14,7 @@ from jpaged.execution.caches.base import BlockSettings, HostStep, LayerCall
 from jpaged.execution.caches.pool import PoolSpec, make_pool
 from jpaged.execution.caches.previous_token import PreviousTokenBatch, PreviousTokenCache
 from jpaged.model_api import PreviousTokenGroup
+from jpaged.scheduling import ScheduledStep
 
 SIZE, DRAFTS, WIDTH, TOKENS, SEQS, MOST = 8, 3, 40, 96, 4, 120
 MESH = make_mesh(1)
@@ -71,7 +72,9 @@ def test_a_token_reads_what_was_computed_for_the_one_before(compute, pool_dtype,
             continue
         starts = np.array([len(known[seq]) for seq in chosen])
         positions = np.concatenate([np.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)])
-        step = HostStep([], starts, lengths, np.repeat(np.arange(len(chosen)), lengths), positions, TOKENS, SEQS)
+        step = HostStep(
+            ScheduledStep(), starts, lengths, np.repeat(np.arange(len(chosen)), lengths), positions, TOKENS, SEQS
+        )
         tables = np.full((SEQS, pages), -1, np.int32)
         tables[: len(chosen)] = table[chosen]
         vectors = np.asarray(jnp.asarray(rng.standard_normal((TOKENS, WIDTH)), jnp.dtype(dtype)))
@@ -108,7 +111,7 @@ def test_a_block_is_small_and_a_prefix_may_end_at_each():
 
 def test_a_token_without_a_block_is_named():
     spec = make_spec()
-    step = HostStep([], np.array([9]), np.array([1]), np.zeros(1, np.int64), np.array([9]), 8, 2)
+    step = HostStep(ScheduledStep(), np.array([9]), np.array([1]), np.zeros(1, np.int64), np.array([9]), 8, 2)
     table = np.array([[-1, 3], [-1, -1]], np.int32)
     spec.caches[0].batch(step, [table], spec.layout.groups)
     step = step._replace(starts=np.array([8]), positions=np.array([8]))

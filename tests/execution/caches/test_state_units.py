@@ -14,6 +14,7 @@ from jpaged.execution.caches.base import HostStep
 from jpaged.execution.caches.state import StateBatch, StateTables, state_batch, token_by_token
 from jpaged.memory import GroupSpec, PoolLayout, StateCheckpoints
 from jpaged.memory.layout import GroupLayout
+from jpaged.scheduling import ScheduledStep
 from pallas_kernels.recurrent.layout import CARRY, NEW, UNIT
 
 SIZE, ROWS = 16, 64
@@ -83,7 +84,9 @@ class Case:
 
     def batch(self) -> StateBatch:
         chunks = [SimpleNamespace(drafts=(7,) * drafts) for drafts in self.drafts]
-        step = HostStep(chunks, self.starts, self.lengths, self.seq_of_token, self.positions, *self.padded)
+        step = HostStep(
+            ScheduledStep(chunks), self.starts, self.lengths, self.seq_of_token, self.positions, *self.padded
+        )
         return state_batch(step, StateTables(self.plan, self.table, self.ring))
 
     def run(self, batch: StateBatch, first: int, seen: list[tuple[int, int]]) -> None:

@@ -18,7 +18,7 @@ from jpaged.execution.sampling.sampler import sample
 from jpaged.execution.sampling.sampling_batch import PlacedRows, SamplerRows, blank_rows, of_all, sampling_arrays
 from jpaged.execution.sampling.truncations import ALL, DrawnRows, LeastWeights, LikelyTokens, Nuclei
 from jpaged.sampling_params import SamplingParams, StructuredOutputsParams, parameters_of
-from jpaged.scheduling import Chunk, Request, Sample, Sequence
+from jpaged.scheduling import Chunk, Request, Sample, ScheduledStep, Sequence
 
 VOCAB = 50
 
@@ -200,7 +200,7 @@ def samples_of(requests: list[Request], start: int) -> list[Sample]:
 def test_arrays_of_the_same_rows_are_kept_from_step_to_step_and_on_the_devices():
     asked = [asking(temperature=0.5, top_k=3, seed=7), asking(logprobs=2), asking(frequency_penalty=0.5)]
     rows, placed = SamplerRows(VOCAB), PlacedRows(make_mesh(1), VOCAB)
-    first, second = (rows.arrays(samples_of(asked, start), 4) for start in (2, 3))
+    first, second = (rows.arrays(ScheduledStep(other_samples=samples_of(asked, start)), 4) for start in (2, 3))
     assert second.position.tolist() == [4, 4, 4, 0]
     assert second.ranked is first.ranked
     kept = [edit for edit, one, two in zip(EDITS, first.edits, second.edits, strict=True) if one and one is two]
@@ -222,6 +222,6 @@ def test_kept_arrays_are_those_that_a_step_alone_would_have(steps: list[list[int
     rows = SamplerRows(VOCAB)
     for start, (chosen, width) in enumerate(zip(steps, widths, strict=False), 2):
         samples = samples_of([asked[i] for i in chosen], start)
-        found, wanted = rows.arrays(samples, width), sampling_arrays(samples, width, VOCAB)
+        found, wanted = rows.arrays(ScheduledStep(other_samples=samples), width), sampling_arrays(samples, width, VOCAB)
         assert jax.tree.structure(found) == jax.tree.structure(wanted)
         assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(wanted)))

@@ -119,9 +119,7 @@ class _Completion:
         if body.max_tokens is not None:
             extra["max_tokens"] = max(1, body.max_tokens)
         if body.thinking_token_budget not in (None, -1):
-            settings = self._serving.settings
-            extra |= {"reasoning_parser": settings.reasoning_parser, "tool_parser": "none"}
-            extra |= {"reasoning_end_str": settings.reasoning_end_str}
+            extra |= {"reasoning_parser": self._serving.settings.reasoning_parser, "tool_parser": "none"}
         return body.sampling_params(self._serving.engine.get_default_sampling_params(), **extra)
 
     # ------------------------------------------------------------------ whole

@@ -13,6 +13,8 @@ from typing import Any
 NAME = "mm_processor_kwargs"
 VIDEO_SETTINGS = frozenset(("do_sample_frames", "fps", "num_frames", "min_frames", "max_frames"))
 """Settings that say which frames of a video are taken. They change no image, so that its digest leaves them out."""
+BOUNDS_OF_PIXELS: Mapping[str, str] = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
+"""Numbers of pixels by their older names, and the parts of a size that they stand for."""
 _MOST = 4096
 """Characters of a request's settings as JSON."""
 _BOUNDS = ("max_", "longest_edge", "height", "width", "shortest_edge", "image_seq_length", "num_frames")
@@ -94,6 +96,11 @@ def replaced(has: Mapping[str, Any], settings: Mapping[str, Any], *, of_request:
     return {**has, **settings}
 
 
+def counts_pixels(size: Any) -> bool:
+    """Tell whether a processor's size bounds the pixels of a picture: alone, ``longest_edge`` is a side of it."""
+    return isinstance(size, Mapping) and all(size.get(side) is not None for side in BOUNDS_OF_PIXELS.values())
+
+
 def _sized(settings: Mapping[str, Any], size: Any) -> dict[str, Any]:
     """Return settings in which the processor's size takes the place of a part of it and of numbers of pixels."""
     given = dict(settings)
@@ -102,8 +109,8 @@ def _sized(settings: Mapping[str, Any], size: Any) -> dict[str, Any]:
     sides, known = given.get("size", {}), [name for name, side in size.items() if side is not None]
     if isinstance(sides, Mapping) and (unknown := sorted(sides.keys() - set(known))):
         raise ValueError(f"{NAME} has size={sides!r} with {unknown[0]!r}: the image processor's has {', '.join(known)}")
-    for name, side in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
-        if side in size and name in given and isinstance(sides, Mapping):
+    for name, side in BOUNDS_OF_PIXELS.items():
+        if counts_pixels(size) and name in given and isinstance(sides, Mapping):
             sides = {**sides, side: given.pop(name)}
     return {**given, "size": {**size, **sides}} if isinstance(sides, Mapping) and sides else given
 

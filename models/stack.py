@@ -9,10 +9,10 @@ of a `PerLayerWeights` to take: there, with Triton's attention, the layers follo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -166,8 +166,24 @@ def segments(kinds: Sequence[Hashable]) -> tuple[Segment, ...]:
     return tuple(found)
 
 
+class StackState(NamedTuple):
+    """What layers hand on, in front of one of them.
+
+    Attributes:
+        within: the states that were tapped so far, a place for each tap and one more; None without taps.
+    """
+
+    hidden: Float[Array, "tokens embed"]
+    within: Float[Array, "places tokens embed"] | None
+
+
 MakeLayer: TypeAlias = Callable[[LayerKind, BuildContext], nnx.Module]
 """Builds one layer of a kind."""
+
+
+def _loop(body: Callable[[Any, Array], tuple[Any, None]], carry: Any, first: Array, stop: Array) -> Any:
+    """Return the carry after a scan's body ran for the numbers [`first`, `stop`), which are known on the device."""
+    return jax.lax.fori_loop(first, stop, lambda number, carry: body(carry, number)[0], carry)
 
 
 def _keepers(kinds: Sequence[LayerKind]) -> Counter[str | None]:
@@ -183,6 +199,8 @@ class LayerStack(nnx.Module):
     Attributes:
         depth: number of layers that are called, the first ones; all of them unless `cut` says less.
         taps: see `tap`.
+        instead: called with the stack and the arguments of a call in its place, to run a part of it; None = a call runs
+            all layers.
     """
 
     def __init__(
@@ -195,6 +213,7 @@ class LayerStack(nnx.Module):
         self.kinds = tuple(kinds)
         self.depth = len(self.kinds)
         self.taps: tuple[int, ...] = ()
+        self.instead: Callable[..., tuple[Any, ...]] | None = None
         self.stacked = build.stacked
         self.unrolled = build.unrolled
         self.reads_rows = build.product_impl in ("tpu", "tpu_interpret")
@@ -214,13 +233,52 @@ class LayerStack(nnx.Module):
         self, hidden: Float[Array, "tokens embed"], shared: Any, cache: Any, attend: Attend
     ) -> tuple[Any, ...]:
         """Return what leaves the last layer and the cache; after `tap` also the states within, [tokens, states]."""
+        if self.instead is not None:
+            return self.instead(self, hidden, shared, cache, attend)
         if not self.taps:
             return self._run_all(hidden, shared, cache, attend)
+        state = self.begun(hidden)
+        hidden, (cache, within) = self._run_all(hidden, shared, (cache, state.within), attend)
+        hidden, states = self.ended(StackState(hidden, within))
+        return hidden, cache, states
+
+    def begun(self, hidden: Float[Array, "tokens embed"]) -> StackState:
+        """Return the state in front of the first layer, which `hidden` enters."""
+        if not self.taps:
+            return StackState(hidden, None)
         # A place for each tap, and one that all other layers write to. It is carried where the cache is.
-        within = jnp.zeros((len(self.taps) + 1, *hidden.shape), hidden.dtype)
-        hidden, (cache, within) = self._run_all(hidden, shared, (cache, within), attend)
-        within = self._tapped(within, len(self.kinds), hidden)
-        return hidden, cache, jnp.concatenate(list(within[:-1]), axis=-1)
+        return StackState(hidden, jnp.zeros((len(self.taps) + 1, *hidden.shape), hidden.dtype))
+
+    def ended(self, state: StackState) -> tuple[Array, ...]:
+        """Return what leaves the last layer; after `tap` also the states within, [tokens, states]."""
+        if state.within is None:
+            return (state.hidden,)
+        within = self._tapped(state.within, len(self.kinds), state.hidden)
+        return state.hidden, jnp.concatenate(list(within[:-1]), axis=-1)
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """Return the layers of each round: of a pattern that is repeated, which `run_rounds` runs as a whole."""
+        return tuple(segment.period for segment, _ in self._loops() for _ in range(segment.repeats))
+
+    def run_rounds(
+        self,
+        state: StackState,
+        shared: Any,
+        cache: Any,
+        attend: Attend,
+        first: Int[Array, ""],
+        stop: Int[Array, ""],
+    ) -> tuple[StackState, Any]:
+        """Return the state after rounds [`first`, `stop`) and the cache. One program runs any of them, and a state has
+        the same bits wherever the rounds before it were cut."""
+        hidden, carried, before = state.hidden, (cache, state.within) if self.taps else cache, 0
+        for segment, layers in self._loops():
+            own = tuple(jnp.clip(number - before, 0, segment.repeats) for number in (first, stop))
+            hidden, carried = self._run(segment, layers, hidden, shared, carried, attend, (own[0], own[1]))
+            before += segment.repeats
+        cache, within = carried if self.taps else (carried, None)
+        return StackState(hidden, within), cache
 
     def _tapped(self, within: Array, number: int | Array, hidden: Array | PendingResidual) -> Array:
         """Return `within` with what enters layer `number` in its place."""
@@ -230,22 +288,39 @@ class LayerStack(nnx.Module):
         return jax.lax.dynamic_update_index_in_dim(within, _total(hidden), place, 0)
 
     def _run_all(self, hidden: Array, shared: Any, cache: Any, attend: Attend) -> tuple[Array, Any]:
-        if self.stacked:
-            for segment, layers in zip(self.plan, self.segments, strict=True):
-                if segment.start < self.depth:
-                    repeats = min(segment.repeats, (self.depth - segment.start) // segment.period)
-                    hidden, cache = self._run(replace(segment, repeats=repeats), layers, hidden, shared, cache, attend)
-        elif self.unrolled:
+        if self.unrolled and not self.stacked:
             layers = nnx.List(self.segments[0][: self.depth])
-            hidden, cache = self._run(Segment(0, self.depth, 1), layers, hidden, shared, cache, attend)
-        else:
-            for segment in segments(self.kinds[: self.depth]):
-                layers = nnx.List(self.segments[0][segment.start : segment.stop])
-                hidden, cache = self._run(segment, layers, hidden, shared, cache, attend)
+            return self._run(Segment(0, self.depth, 1), layers, hidden, shared, cache, attend)
+        for segment, layers in self._loops():
+            hidden, cache = self._run(segment, layers, hidden, shared, cache, attend)
         return hidden, cache
 
-    def _run(self, segment: Segment, layers: nnx.List, hidden: Array, shared: Any, cache: Any, attend: Attend):
-        """Run a segment's `layers`: its stacks, one a place of its pattern, or all its layers."""
+    def _loops(self) -> Iterator[tuple[Segment, nnx.List]]:
+        """Yield the segments of the layers that are called, each with its layers as `_run` takes them."""
+        if not self.stacked:
+            for segment in segments(self.kinds[: self.depth]):
+                yield segment, nnx.List(self.segments[0][segment.start : segment.stop])
+            return
+        for segment, layers in zip(self.plan, self.segments, strict=True):
+            if segment.start < self.depth:
+                repeats = min(segment.repeats, (self.depth - segment.start) // segment.period)
+                yield replace(segment, repeats=repeats), layers
+
+    def _run(
+        self,
+        segment: Segment,
+        layers: nnx.List,
+        hidden: Array,
+        shared: Any,
+        cache: Any,
+        attend: Attend,
+        rounds: tuple[Int[Array, ""], Int[Array, ""]] | None = None,
+    ) -> tuple[Array, Any]:
+        """Run a segment's `layers`: its stacks, one a place of its pattern, or all its layers.
+
+        Args:
+            rounds: the first repeat to run, and that after the last one; None = all.
+        """
         before = _keepers(self.kinds[: segment.start])
         pattern = self.kinds[segment.start : segment.start + segment.period]
         a_repeat = _keepers(pattern)
@@ -273,20 +348,31 @@ class LayerStack(nnx.Module):
 
         held = self.plan[self._find(segment.start)[0]].repeats if self.stacked else 1
         if segment.repeats == 1 and held == 1:
-            only, cache = repeat(layers, hidden, cache, 0)
-            return _total(only), cache
+            if rounds is None:
+                only, cache = repeat(layers, hidden, cache, 0)
+                return _total(only), cache
+            only_graph, only_params = nnx.split(layers)  # modules of one trace cannot be called in another
+
+            def once(hidden: Array, cache: Any) -> tuple[Array, Any]:
+                only, cache = repeat(nnx.merge(only_graph, only_params), hidden, cache, 0)
+                return _total(only), cache
+
+            return jax.lax.cond(rounds[0] < rounds[1], once, lambda *same: same, hidden, cache)
         numbers = jnp.arange(segment.repeats, dtype=jnp.int32)
         if not self.stacked:
             starts = range(0, len(layers), segment.period)
-            rounds = [nnx.split(nnx.List(layers[start : start + segment.period])) for start in starts]
-            graph, each = rounds[0][0], [params for _, params in rounds]
+            apart = [nnx.split(nnx.List(layers[start : start + segment.period])) for start in starts]
+            graph, each = apart[0][0], [params for _, params in apart]
 
             def banked(carry, number):
                 params = choose(each, number)
                 hidden, cache = carry
                 return repeat(nnx.merge(graph, params), hidden, cache, number), None
 
-            (last, cache), _ = jax.lax.scan(banked, (carried(hidden), cache), numbers)
+            if rounds is None:
+                (last, cache), _ = jax.lax.scan(banked, (carried(hidden), cache), numbers)
+            else:
+                last, cache = _loop(banked, (carried(hidden), cache), *rounds)
             return _total(last), cache
         kept = (LayerVector, LayerTable) if self.reads_rows else (nnx.Nothing(), nnx.Nothing())
         graph, *(vectors, tables, params) = nnx.split(layers, *kept, ...)
@@ -310,7 +396,9 @@ class LayerStack(nnx.Module):
             return body(carry, jax.tree.map(lambda x: x[number], params))
 
         carry = (carried(hidden), cache, jnp.int32(0))
-        if segment.repeats < held:  # scanning over a part of the stacks would copy it
+        if rounds is not None:
+            last, cache, _ = _loop(body_of_some, (*carry[:2], rounds[0]), *rounds)
+        elif segment.repeats < held:  # scanning over a part of the stacks would copy it
             (last, cache, _), _ = jax.lax.scan(body_of_some, carry, numbers)
         else:
             (last, cache, _), _ = jax.lax.scan(body, carry, params, length=segment.repeats)

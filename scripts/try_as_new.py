@@ -6,8 +6,8 @@
 The guides run in the order of the site, each in an empty folder, with `jpaged[cpu,serve,images,otel]` and PyTorch, with
 which a guide checks its model: first their Python, then their shell commands except those that scripts/docs_shell.py
 skips. The notebooks run in an environment with Jupyter's kernel alone, and their first cell installs the wheel
-(JPAGED_SOURCE); the one on a first run needs a checkout, so it finds this one, with the wheel installed. Caches are
-empty, except pip's. Tiny models stand for those of a hub (scripts/docs_stand_ins.py), so no hub is asked.
+(JPAGED_SOURCE); those on a first run and on reading need a checkout, so they find this one, with the wheel installed.
+Caches are empty, except pip's. Tiny models stand for those of a hub (scripts/docs_stand_ins.py), so no hub is asked.
 
 The script needs the network, five gigabytes of disk and, on two cores, half an hour. It prints each page and notebook
 with its minutes of wall time and of processor time, and the end of the output of each that failed. It fails if one of
@@ -137,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
                 elsewhere.mkdir(parents=True)
                 command = [python, "-c", NOTEBOOK, book]
                 new["JPAGED_SOURCE"] = str(options.wheel.resolve())
-                if book.stem == "6_first_run":
+                if book.stem in ("6_first_run", "7_reader"):
                     package = f"jpaged[cpu,notebooks] @ {wheel}"
                     subprocess.run([python, "-m", "pip", "install", "--quiet", package], check=True)
                     new["JPAGED_SOURCE"] = str(ROOT)

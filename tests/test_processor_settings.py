@@ -115,3 +115,10 @@ def test_parts_of_a_size_that_the_processor_does_not_have_are_refused():
         for of_request in (False, True):
             with pytest.raises(ValueError, match=f"with '{min(asked)}': the image processor's has {', '.join(has)}"):
                 replaced({"size": has}, {"size": asked}, of_request=of_request)
+
+
+def test_numbers_of_pixels_are_no_sides():
+    for size in ({"longest_edge": 9}, {"shortest_edge": 9}, {"height": 9, "width": 9}):
+        for name in ("min_pixels", "max_pixels"):
+            with pytest.raises(ValueError, match=f"has '{name}': the model's image processor has size"):
+                replaced({"size": size}, {name: 8}, of_request=True)

@@ -159,7 +159,7 @@ class Counters:
         self.num_steps += any(step.num_chunks for step in steps)
         self.num_tokens += sum(step.num_tokens for step in steps)
         self.num_adapter_loads += sum(len(step.work_of(LOADS)) for step in steps)
-        self.num_encoded_images += sum(len(step.work_of(ENCODES)) for step in steps)
+        self.num_encoded_images += sum(encode.completes for step in steps for encode in step.work_of(ENCODES))
 
     def read(self, step: ScheduledStep) -> None:
         """Count the results of a step that was read back, before the scheduler processes them."""

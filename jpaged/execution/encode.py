@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
@@ -15,7 +17,7 @@ from jpaged.execution.caches.base import Pool
 from jpaged.execution.caches.cross_attention import CrossAttentionCache
 from jpaged.execution.caches.images import EncodedCache, blocks_of_image
 from jpaged.execution.caches.pool import PoolSpec
-from jpaged.execution.mesh import Kind, each_replica, pool_sharding, under_mesh
+from jpaged.execution.mesh import Kind, each_replica, own_sharding, pool_sharding, under_mesh
 from jpaged.execution.prompt_attention import SegmentAttention
 from jpaged.images import GIVEN_FEATURES
 from jpaged.memory import StoredImage
@@ -53,7 +55,8 @@ def make_encode(
             if given is not None:
                 encoded = given
             elif isinstance(model, PacksImages):
-                encoded = _encoded_row(model, mesh, arrays, kernel_impl)
+                packing, *row = _row_of(graphdef, params, mesh, arrays, kernel_impl)
+                encoded = packing.encode(*row)[None]
             else:
                 encoded = model.encode(arrays)
             for number, image_rows in enumerate(rows):
@@ -65,13 +68,85 @@ def make_encode(
     return jax.jit(each_replica(encode, mesh, takes, "split"), donate_argnums=1, out_shardings=pool_sharding(mesh))
 
 
-def _encoded_row(model: Any, mesh: Mesh, arrays: Mapping[str, Array], impl: Impl | None) -> Array:
-    """Return the features of a row of images, with an axis of one row."""
+def make_encode_part(
+    graphdef: nnx.GraphDef, spec: PoolSpec, mesh: Mesh, *, prefix: str = "", kernel_impl: Impl | None = None
+) -> jax.stages.Wrapped:
+    """Return ``encode_part(params, pool, state, arrays, rows, part) -> (pool, state)``, which does a part of `encode`
+    for a row of images of an `EncodesInParts`; pool and state are donated.
+
+    `part` says which rounds of layers run, [first, stop). With the first one the state is made anew, whatever it was;
+    after the last one the features go to `rows`. Rounds below 0 change nothing. What is not run costs nothing. A state
+    has the shapes that `between_parts` says.
+
+    Args:
+        prefix, kernel_impl: see `make_encode`.
+    """
+
+    def encode_part(
+        params: Any,
+        pool: Pool,
+        state: Any,
+        arrays: Mapping[str, Array],
+        rows: Int[Array, "images features"],
+        part: Int[Array, " 2"],
+    ) -> tuple[Pool, Any]:
+        group = nnx.merge(graphdef, params).image_group
+        cache, group_slice = _encoded(spec, prefix + group.name)
+
+        def begun() -> Any:
+            model, *row = _row_of(graphdef, params, mesh, arrays, kernel_impl)
+            return model.encode_first(*row)
+
+        def features(state: Any) -> Array:
+            model, *row = _row_of(graphdef, params, mesh, arrays, kernel_impl)
+            found: Array = model.encode_last(*row, state)
+            return found
+
+        first, stop = part[0], part[1]
+        with under_mesh(mesh):
+            state = jax.lax.cond(first == 0, begun, lambda: state)
+            model, *row = _row_of(graphdef, params, mesh, arrays, kernel_impl)
+            state = model.encode_rounds(*row, state, first, stop)
+            made = jax.eval_shape(features, state)
+            nothing = partial(jnp.zeros, made.shape, made.dtype)
+            encoded = jax.lax.cond(stop == len(group.rounds), partial(features, state), nothing)
+            pool = cache.write(mesh, spec.views[group_slice.start], pool, encoded, rows[0], kernel_impl)
+        return pool, state
+
+    takes: tuple[Kind, ...] = ("shared", "split", "own", "own", "own", "own")
+    of_all = each_replica(encode_part, mesh, takes, ("split", "own"))
+    return jax.jit(of_all, donate_argnums=(1, 2), out_shardings=(pool_sharding(mesh), own_sharding(mesh)))
+
+
+def between_parts(
+    graphdef: nnx.GraphDef, params: Any, mesh: Mesh, arrays: Mapping[str, Any], kernel_impl: Impl | None = None
+) -> Any:
+    """Return the shapes of what is handed on between two parts of a row's encoding, for all replicas.
+
+    Args:
+        params: shapes do.
+        arrays: those of a row of each replica.
+    """
+
+    def begun(params: Any, arrays: Mapping[str, Array]) -> Any:
+        with under_mesh(mesh):
+            model, *row = _row_of(graphdef, params, mesh, arrays, kernel_impl)
+            return model.encode_first(*row)
+
+    state = jax.eval_shape(each_replica(begun, mesh, ("shared", "own"), "own"), params, arrays)
+    placed = own_sharding(mesh)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), state)
+
+
+def _row_of(
+    graphdef: nnx.GraphDef, params: Any, mesh: Mesh, arrays: Mapping[str, Array], impl: Impl | None
+) -> tuple[Any, Mapping[str, Array], SegmentAttention]:
+    """Return the model, made for the trace that calls this, a row of images, and its attention."""
+    model = nnx.merge(graphdef, params)
     layout: RowLayout = model.row_layout
     row = {name: array[0] for name, array in arrays.items()}
     patches = len(row[layout.patches[0].name])
-    encoded: Array = model.encode(row, SegmentAttention(mesh, layout.segments, row, patches, impl=impl))
-    return encoded[None]
+    return model, row, SegmentAttention(mesh, layout.segments, row, patches, impl=impl)
 
 
 def numbers_together(group: Any, rows: int, budget: int, *, platform: str) -> tuple[int, ...]:

@@ -69,6 +69,14 @@ class ImageRows:
         features = tuple(length // self.layout.merge for length in self.lengths)
         return features[: sum(number < most for number in features) + 1]
 
+    def lengths_up_to(self, patches: float) -> tuple[int, ...]:
+        """Return the lengths of rows that have room for no more patches than these need."""
+        return self.lengths[: sum(length < patches for length in self.lengths) + 1]
+
+    def lengths_above(self, patches: float) -> tuple[int, ...]:
+        """Return the lengths of rows that an image of more patches than these may take."""
+        return tuple(length for length in self.lengths if length > patches)
+
     def length(self, patches: int) -> int:
         """Return the shortest row that so many patches fit into."""
         part = self._part
@@ -104,8 +112,12 @@ class ImageRows:
             )
         )
 
+    def patches(self, arrays: Mapping[str, np.ndarray]) -> int:
+        """Return how many patches an image has."""
+        return len(arrays[self.layout.patches[0].name])
+
     def _patches(self, item: Item) -> int:
-        return len(item.arrays[self.layout.patches[0].name])
+        return self.patches(item.arrays)
 
     def joined(
         self, each: Sequence[Sequence[Item]], nowhere: Callable[[int], Int[np.ndarray, " features"]]

@@ -5,7 +5,7 @@ Between two such steps only positions, lengths and slots grow, and a table has a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -62,13 +62,14 @@ class DecodeBatches:
         if last is None or not last.goes_on(step, bucket):
             return None
         decodes, changed = step.decodes, [*step.decodes.tables]
-        words = last.batch.words.copy()
+        words = np.array(last.batch.words)
         for part in (last.parts.positions, last.parts.kv_lens):
             words[part.start : part.start + decodes.number] += 1
         rows = [decodes.seqs[place].row for place in changed]
         following = NextDecodes(decodes.starts, changed)
         for (cache, group_slice, layouts), parts in zip(self._kinds, last.parts.caches, strict=True):
-            arrays = cache.Batch(*(None if part is None else part.of(words) for part in parts))
+            make: Callable[..., Any] = cache.Batch
+            arrays = make(*[None if part is None else part.of(words) for part in parts])
             if changed:
                 (table,) = tables[group_slice]
                 arrays.table[changed] = table[rows]

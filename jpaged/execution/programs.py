@@ -19,7 +19,7 @@ from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.compile.program import Program
 from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.drafts import DraftProgram
-from jpaged.execution.encode import make_encode
+from jpaged.execution.encode import between_parts, make_encode, make_encode_part
 from jpaged.execution.mesh import HostOrDevice, is_local, own_sharding
 from jpaged.execution.packing import Packed, pack
 from jpaged.execution.params import check_like, float32_shapes, num_compact, plain_dict, to_float32
@@ -86,6 +86,7 @@ class ModelPrograms:
         self._mesh = mesh
         self._graphdef = graphdef
         self._scored = scored
+        self._kernel_impl = kernel_impl
         callbacks, step_of, rest_of = (on_compile, on_compiled), (graphdef, spec, mesh, prefix), (graphdef, mesh)
 
         def program(kind: str, function: jax.stages.Wrapped, *made_of: Hashable) -> Program:
@@ -97,6 +98,7 @@ class ModelPrograms:
         self._follow = program("follow", make_follow(graphdef, spec, mesh, **kernels), *step_of)
         self._sample = program("sample", make_sample_step(graphdef, mesh), *rest_of)
         self._encode = program("encode", make_encode(graphdef, spec, mesh, **kernels), *step_of)
+        self._encode_part = program("encode part", make_encode_part(graphdef, spec, mesh, **kernels), *step_of)
         self._score = program("score", make_score(graphdef, mesh), *rest_of)
         self._pool_hidden = Program(make_pool_hidden(mesh), *callbacks, ("pool hidden", mesh))
         self.num_updates = 0
@@ -139,7 +141,8 @@ class ModelPrograms:
         self._set_params(params)
 
     def _forget_programs(self) -> None:
-        for program in (self._step, self._follow, self._sample, self._score, self._encode, self._pool_hidden):
+        encoders = self._encode, self._encode_part
+        for program in (self._step, self._follow, self._sample, self._score, *encoders, self._pool_hidden):
             program.forget()
 
     def check_local(self, caller: str) -> None:
@@ -257,6 +260,21 @@ class ModelPrograms:
         """Encode images and leave their features in the pool, which is donated; see `make_encode`."""
         return self._encode(_encode_key(arrays, rows), self._weights, pool, arrays, rows)
 
+    def encode_part(
+        self,
+        pool: Pool,
+        state: Any,
+        arrays: Mapping[str, HostOrDevice],
+        rows: Int[HostOrDevice, "*replicas images features"],
+        part: Int[HostOrDevice, "*replicas 2"],
+    ) -> tuple[Pool, Any]:
+        """Encode images in part; see `make_encode_part`. Pool and state are donated."""
+        return self._encode_part(_part_key(arrays, rows), self._weights, pool, state, arrays, rows, part)
+
+    def between_parts(self, arrays: Mapping[str, HostOrDevice]) -> Any:
+        """Return the shapes of the state of `encode_part` for rows like these."""
+        return between_parts(self._graphdef, self._shapes, self._mesh, arrays, self._kernel_impl)
+
     def sample(
         self,
         hidden: Float[Array, "max_seqs embed"],
@@ -329,6 +347,16 @@ class ModelPrograms:
         pool = abstract_pool(self._spec, self._mesh)
         return self._encode.prepare(_encode_key(arrays, rows), self._shapes, pool, arrays, rows)
 
+    def prepare_encode_part(
+        self,
+        arrays: Mapping[str, HostOrDevice],
+        rows: Int[HostOrDevice, "*replicas images features"],
+        part: Int[HostOrDevice, "*replicas 2"],
+    ) -> Compile:
+        """Trace `encode_part` for these shapes."""
+        pool, state = abstract_pool(self._spec, self._mesh), self.between_parts(arrays)
+        return self._encode_part.prepare(_part_key(arrays, rows), self._shapes, pool, state, arrays, rows, part)
+
     def prepare_sample(self, args: SamplingArrays, last_tokens: Int[HostOrDevice, " max_seqs"], top: int) -> Compile:
         """Trace `sample` for these shapes, after a `prepare_step`, which knows the hidden states."""
         _, hidden, *_ = self._step.out_info
@@ -343,6 +371,10 @@ def _described(leaf: jax.Array) -> jax.ShapeDtypeStruct:
 
 def _encode_key(arrays: Mapping[str, HostOrDevice], rows: HostOrDevice) -> Hashable:
     return "encode", rows.shape, tuple((name, array.shape) for name, array in sorted(arrays.items()))
+
+
+def _part_key(arrays: Mapping[str, HostOrDevice], rows: HostOrDevice) -> Hashable:
+    return "encode part", _encode_key(arrays, rows)
 
 
 def _sample_key(args: SamplingArrays, top: int) -> Hashable:

@@ -30,7 +30,7 @@ from jpaged.images.prompts import (
     own_tokens,
 )
 from jpaged.images.sources import LowDetail, read_images
-from jpaged.images.videos import FrameGroup, VideoProcessor, open_video_processor, takes_videos
+from jpaged.images.videos import FrameGroup, VideoProcessor, open_video_processor, settings_of_videos, takes_videos
 
 __all__ = [
     "GIVEN_FEATURES",
@@ -61,5 +61,6 @@ __all__ = [
     "placeholder_of",
     "read_clips",
     "read_images",
+    "settings_of_videos",
     "takes_videos",
 ]

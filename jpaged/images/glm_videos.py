@@ -37,6 +37,7 @@ class GlmVideoProcessor(QwenVideoProcessor):
     }
 
     unread: ClassVar[tuple[str, ...]] = ("num_frames",)
+    own: ClassVar[tuple[str, ...]] = ("max_duration",)
     usual: ClassVar[Mapping[str, Any]] = {"fps": 2}
     """Settings where neither a rate nor a number of frames is given."""
 

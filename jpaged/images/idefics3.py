@@ -198,6 +198,8 @@ def _within(height: int, width: int) -> tuple[int, int]:
 class SmolVLMVideoProcessor(VideoProcessor):
     """SmolVLM: each frame is a tile, after its time; the prompt says how many there are, and of how long a video."""
 
+    own: ClassVar[tuple[str, ...]] = ("video_sampling",)
+
     defaults: ClassVar[Mapping[str, Any]] = {
         "do_normalize": True,
         "do_rescale": True,

@@ -252,6 +252,7 @@ class InternVLVideoProcessor(VideoProcessor):
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {**_SCALING, "do_sample_frames": False, "initial_shift": True}
+    own: ClassVar[tuple[str, ...]] = ("initial_shift",)
     sampler: Sampler = staticmethod(middles)
 
     @classmethod

@@ -91,7 +91,8 @@ class ImageProcessor(ABC):
 
     @property
     def most_features(self) -> int | None:
-        """Return how many vectors the language model gets of the largest image; None = no setting bounds them."""
+        """Return how many vectors the language model gets of the largest image; None = no setting bounds them, or the
+        tower knows them, as of tiles of one size; see `jpaged.model_api.RowLayout.largest`."""
         return None
 
     _sees_others = False

@@ -70,6 +70,8 @@ class Qwen2VideoProcessor(QwenVideoProcessor):
     The axis of time counts pairs of frames (Qwen2-VL), or ``tokens_per_second`` (Qwen2.5-VL).
     """
 
+    own: ClassVar[tuple[str, ...]] = ("cap_pixels_per_frame", "max_video_tokens")
+
     defaults: ClassVar[Mapping[str, Any]] = {
         "do_normalize": True,
         "do_rescale": True,
@@ -138,6 +140,8 @@ class Qwen2VideoProcessor(QwenVideoProcessor):
 
 class Qwen3VideoProcessor(QwenVideoProcessor):
     """Qwen3-VL and Qwen3.5: each pair of frames is a picture of its own, after its time in seconds."""
+
+    own: ClassVar[tuple[str, ...]] = ("cap_pixels_per_frame",)
 
     defaults: ClassVar[Mapping[str, Any]] = {
         "do_normalize": True,

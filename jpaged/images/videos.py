@@ -27,6 +27,7 @@ from jpaged.images.processors import PreparedImage, settings_of
 from jpaged.images.prompts import Expansion, Placeholder, expansion
 from jpaged.images.qwen import OF_CLIP
 from jpaged.images.tiles import TilePatches, taken
+from jpaged.processor_settings import BOUNDS_OF_PIXELS, counts_pixels, replaced
 
 _FILES = (
     ("processor_config.json", "video_processor"),
@@ -76,6 +77,9 @@ class VideoProcessor(ABC):
 
     unread: ClassVar[tuple[str, ...]] = ()
     """Settings of the checkpoint's file that are not looked at, as transformers' processor has it."""
+
+    own: ClassVar[tuple[str, ...]] = ()
+    """Settings that processors of images do not have; an engine may give them, with those of `defaults`."""
 
     sampler: Sampler = staticmethod(evenly)
 
@@ -153,7 +157,7 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         "size": {"height": 384, "width": 384},
     }
     _TOGETHER = 8
-    """Frames of a group: few enough for a step, and a power of two, as their arrays are padded to."""
+    """Most frames of a group: few enough for a step."""
 
     def __init__(
         self, settings: Mapping[str, Any], config: Any, placeholder: Placeholder, tokenizer: Any = None
@@ -166,6 +170,8 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         self._tile = tile
         self._side: int = tile // config.vision_config.patch_size
         self._patches = TilePatches(config.vision_config, self.settings)
+        most = max((height // tile) * (width // tile) for height, width in config.image_grid_pinpoints)
+        self._together = min(self._TOGETHER, 1 + most)  # no group is larger than the largest picture
 
     @cached_property
     def _pooled(self) -> int:
@@ -173,9 +179,9 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
 
     def groups(self, clip: Clip) -> list[FrameGroup]:
         number, each = len(clip.frames), self._pooled**2
-        starts = range(0, number, self._TOGETHER)
+        starts = range(0, number, self._together)
         found = [
-            FrameGroup(first, last := min(first + self._TOGETHER, number), (last - first) * each) for first in starts
+            FrameGroup(first, last := min(first + self._together, number), (last - first) * each) for first in starts
         ]
         return [*found[:-1], replace(found[-1], tokens=found[-1].tokens + 1, ends=True)]
 
@@ -223,14 +229,37 @@ def open_video_processor(
     """
     if not takes_videos(config):
         raise ValueError(f"model_type={config.model_type!r} takes no videos; known: {', '.join(_PROCESSORS)}")
-    of_file, given = _settings_in(Path(folder)), dict(settings or {})
-    if isinstance(of_file.get("size"), Mapping) and isinstance(given.get("size"), Mapping):
-        given["size"] = {**of_file["size"], **given["size"]}  # as of images
-    kind: type[VideoProcessor] = pkgutil.resolve_name(_PROCESSORS[config.model_type])
+    kind, given = _kind_of(config), settings or {}
     number, rate = (given.get(name) is not None for name in ("num_frames", "fps"))
     left = {*kind.unread, *(["fps"] if number else ()), *(["num_frames"] if rate else ())}
-    found = {**{name: value for name, value in of_file.items() if name not in left}, **given}
+    of_file = {name: value for name, value in _settings_in(Path(folder)).items() if name not in left}
+    found = _with_settings(kind, of_file, given)
     return kind(found, config, kind.placeholder_in(config, tokenizer), tokenizer)
+
+
+def settings_of_videos(config: Any) -> tuple[str, ...]:
+    """Return the settings that a model's processor of videos has, and none of images; see `VideoProcessor.own`."""
+    return _kind_of(config).own if takes_videos(config) else ()
+
+
+def _kind_of(config: Any) -> type[VideoProcessor]:
+    kind: type[VideoProcessor] = pkgutil.resolve_name(_PROCESSORS[config.model_type])
+    return kind
+
+
+def _with_settings(kind: type[VideoProcessor], of_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's settings with those of an engine in their place; what only images have is left out.
+
+    Raises:
+        ValueError: see `jpaged.processor_settings.replaced`.
+    """
+    frames = {name: given[name] for name in SETTINGS if name in given}  # `Sampling.given` checks these
+    has = {**dict.fromkeys(kind.own), **kind.defaults}
+    has |= {name: value for name, value in of_file.items() if value is not None}
+    pixels = BOUNDS_OF_PIXELS if counts_pixels(has.get("size")) else {}
+    older = {name: has.pop(name) for name in pixels if has.get(name)}
+    known = {name: value for name, value in given.items() if name not in SETTINGS and name in (has.keys() | pixels)}
+    return {**replaced(replaced(has, older, of_request=False), known, of_request=False), **frames}
 
 
 def _settings_in(folder: Path) -> dict[str, Any]:

@@ -59,6 +59,7 @@ from jpaged.model_api.layer_groups import (
 from jpaged.model_api.model_config import ModelConfig, ReadsConfigs
 from jpaged.model_api.packed_images import (
     AttendWithinSegments,
+    EncodesInParts,
     PacksImages,
     RowArray,
     RowLayout,
@@ -87,6 +88,7 @@ __all__ = [
     "Cuttable",
     "DraftBlock",
     "DraftHead",
+    "EncodesInParts",
     "HasDraftHead",
     "HasHeadBias",
     "HasHeadTable",

@@ -86,6 +86,7 @@ class ImageGroup(LayerGroup):
         patches: name of an array of an item that has an entry for each of its patches; "" = features are counted.
         work: what the encoder computes for each of these, over what the text model computes for a token. Encoding an
             item takes so much of a step's budget.
+        rounds: layers of each part that an encoder may stop after, see `EncodesInParts`; () = it runs as a whole.
 
     Raises:
         ValueError: the width, the number of axes or of levels, or the work is not positive.
@@ -98,6 +99,7 @@ class ImageGroup(LayerGroup):
     levels: int = 1
     patches: str = ""
     work: float = 1.0
+    rounds: tuple[int, ...] = ()
 
     @property
     def kind(self) -> str:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from jaxtyping import Array, Float
+    from collections.abc import Mapping
+
+    from jaxtyping import Array, Float, Int
 
 
 class RowArray(NamedTuple):
@@ -110,6 +112,34 @@ class PacksImages(Protocol):
     tensor_prefixes: tuple[tuple[str, str], ...]
     """Beginnings of the names of its encoder's tensors in checkpoints, each with that in `WeightSource.sources`; the
     first match counts."""
+
+
+class EncodesInParts(Protocol):
+    """The further methods of a `PacksImages` whose `ImageGroup.rounds` says after which layers its encoder may stop.
+
+    A state is what its layers hand on, a tree of arrays. All methods take the row and the attention of ``encode``.
+    """
+
+    def encode_first(self, row: Mapping[str, Array], attend: AttendWithinSegments) -> Any:
+        """Return the state in front of the first layer."""
+        ...
+
+    def encode_rounds(
+        self,
+        row: Mapping[str, Array],
+        attend: AttendWithinSegments,
+        state: Any,
+        first: Int[Array, ""],
+        stop: Int[Array, ""],
+    ) -> Any:
+        """Return the state after rounds [`first`, `stop`), with the same bits wherever those before were cut."""
+        ...
+
+    def encode_last(
+        self, row: Mapping[str, Array], attend: AttendWithinSegments, state: Any
+    ) -> Float[Array, "features embeds"]:
+        """Return the features of the state after the last round."""
+        ...
 
 
 @runtime_checkable

@@ -112,11 +112,32 @@ class Decodes(NamedTuple):
         return [*map(Sample, self.requests, self.seqs, chunks)]
 
 
+class EncodePart(NamedTuple):
+    """Rounds [`first`, `stop`) of the `total` rounds of an encoder's layers, see `ImageFeatures.rounds`.
+
+    Where `stop` is 0 the device forgets what it has of the image.
+    """
+
+    first: int
+    stop: int
+    total: int
+
+
 class Encode(NamedTuple):
-    """An image to encode before the step's chunks run; its features go to the blocks of `stored`."""
+    """An image to encode before the step's chunks run; its features go to the blocks of `stored`.
+
+    Attributes:
+        part: what this step does of it; None = all.
+    """
 
     image: PromptItem
     stored: StoredImage
+    part: EncodePart | None = None
+
+    @property
+    def completes(self) -> bool:
+        """Tell whether the pool has the image's features then."""
+        return self.part is None or self.part.stop == self.part.total
 
 
 class AdapterLoad(NamedTuple):

@@ -43,6 +43,7 @@ from jpaged.images import (
     placeholder_of,
     read_clips,
     read_images,
+    settings_of_videos,
     takes_videos,
 )
 from jpaged.processor_settings import read_settings, split_settings
@@ -201,6 +202,9 @@ class ImageInputs:
         self._most_together = most_together
         self._given = given
         self._settings = dict(settings or {})
+        of_images, _ = split_settings(self._settings)
+        of_videos = settings_of_videos(config) if of_images else ()
+        self._of_engine = {name: value for name, value in of_images.items() if name not in of_videos}
         self._longest = longest
         self._name = processor
         self._lock = threading.Lock()
@@ -351,6 +355,8 @@ class ImageInputs:
 
     def _video_processor(self) -> VideoProcessor:
         self._check_taken()
+        if self._of_engine:
+            self._processor()  # refuses a setting that neither has
         with self._lock:
             if self._videos is None:
                 try:
@@ -426,8 +432,7 @@ class ImageInputs:
                     opened = open_image_processor(self._folder, self._config, self._tokenizer, self._name)
                 except (OSError, AttributeError, TypeError) as error:
                     raise ValueError(f"{self._folder} does not say how images are prepared: {error}") from error
-                of_engine, _ = split_settings(self._settings)
-                self._opened = opened.with_settings(of_engine, of_request=False)
+                self._opened = opened.with_settings(self._of_engine, of_request=False)
             if not of_images:
                 return self._opened
             name = json.dumps(of_images, sort_keys=True)

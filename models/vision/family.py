@@ -14,6 +14,8 @@ from jaxtyping import Array, Float, Int
 from jpaged.model_api import AttendWithinSegments, AttentionGroup, BuildContext, ImageGroup, LayerGroup, WeightSource
 
 from ..decoder import Decoder
+from ..stack import StackState
+from . import parts
 from .work import patch_work
 
 
@@ -86,7 +88,7 @@ TOWER = "vision"
 @cache  # a class is part of a program's key
 def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
     class Sees(text):
-        """`jpaged.model_api.CausalLM`, `TakesImages` and `PacksImages`; `config` has a ``text_config``."""
+        """A `CausalLM`, `TakesImages`, `PacksImages` and `EncodesInParts`; `config` has a ``text_config``."""
 
         text_family = text
         image_processor = family.processor
@@ -116,6 +118,7 @@ def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
                 whole=any(isinstance(group, AttentionGroup) and group.sees_images for group in groups),
                 patches=self.row_layout.patches[0].name,
                 work=work,
+                rounds=parts.rounds_of(self.vision),
             )
             self.layer_groups = (*groups, self.image_group)
             self.encoder_parts = (TOWER,)
@@ -132,6 +135,27 @@ def _around(family: VisionFamily, text: type[Any]) -> type[Any]:
         def encode(self, row: Mapping[str, Array], attend: AttendWithinSegments) -> Float[Array, "features embeds"]:
             """See `jpaged.model_api.PacksImages`."""
             return self.vision(row, attend)
+
+        def encode_first(self, row: Mapping[str, Array], attend: AttendWithinSegments) -> StackState:
+            """See `jpaged.model_api.EncodesInParts`."""
+            return parts.entering(self.vision, row, attend)
+
+        def encode_rounds(
+            self,
+            row: Mapping[str, Array],
+            attend: AttendWithinSegments,
+            state: StackState,
+            first: Int[Array, ""],
+            stop: Int[Array, ""],
+        ) -> StackState:
+            """See `jpaged.model_api.EncodesInParts`."""
+            return parts.through(self.vision, row, attend, state, first, stop)
+
+        def encode_last(
+            self, row: Mapping[str, Array], attend: AttendWithinSegments, state: StackState
+        ) -> Float[Array, "features embeds"]:
+            """See `jpaged.model_api.EncodesInParts`."""
+            return parts.leaving(self.vision, row, attend, state)
 
         def padded(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
             """Return an image's arrays as they are: rows are padded."""

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.kv_codes import TPU_TILE, encode, has_scales, stored, tokens_of
 from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reference import AttentionCall
-from pallas_kernels.paged_attention.tpu_kernel import attend_to_unit
+from pallas_kernels.paged_attention.tpu_kernel import attend_to_units
 from pallas_kernels.paged_attention.tpu_new_rows import IN_FLIGHT
 from pallas_kernels.paged_attention.tpu_plan import MIB, Plan, Tuning, copies_of, make_plan
 from pallas_kernels.paged_attention.tpu_ring import CURSOR, deepest_ring, windows_for
@@ -187,6 +187,8 @@ def _launch(
     value_lanes = len(shared.held.values) * LANES
     zero_dead_units = plan.prompts is None
     block_chunks = ROWS_OF_BLOCK if one_row else tile.chunks
+    # Where unit u is row u, a turn of the grid takes a block of rows: a turn for each takes forty cycles more.
+    at_once = min(ROWS_OF_BLOCK, units) if one_row and zero_dead_units else 1
 
     queries = in_chunks(q, tile)
     queries = in_halves(queries) if copies == 2 else queries
@@ -194,7 +196,7 @@ def _launch(
     def tile_of_unit(h, u, _, work, *__):
         # Units past the last live one name its tile again, which moves no memory.
         listed = Units.of(work)
-        row = listed.tile[jnp.minimum(u, jnp.maximum(listed.num_units[0] - 1, 0))]
+        row = listed.tile[jnp.minimum(u * at_once, jnp.maximum(listed.num_units[0] - 1, 0))]
         return row, h
 
     def block_of_tile(h, u, _, work, *__):
@@ -208,7 +210,7 @@ def _launch(
         return lax.div(tile_of_unit(h, u, _, work)[0], BLOCK_ROWS), h
 
     def own_row(h, u, *_):  # the rows of units that are not live become zero
-        return lax.div(u, ROWS_OF_BLOCK), h, 0, 0
+        return lax.div(u * at_once, ROWS_OF_BLOCK), h, 0, 0
 
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     in_specs, inputs = ([], []) if whole_tables else ([in_hbm], [plan.tables])
@@ -275,7 +277,9 @@ def _launch(
         aliases[len(prefetched) + (0 if whole_tables else 1) + 1] = 1
     out = pl.pallas_call(
         functools.partial(
-            attend_to_unit,
+            attend_to_units,
+            at_once=at_once,
+            count=units,
             chunk=tile.chunk,
             span_pages=span_pages,
             has_sinks=shared.sinks is not None,
@@ -289,7 +293,7 @@ def _launch(
         out_shape=(result, jax.ShapeDtypeStruct(view.shape, view.dtype)) if new_rows else result,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(prefetched),
-            grid=(kv_heads // heads, units),
+            grid=(kv_heads // heads, -(-units // at_once)),
             in_specs=in_specs,
             out_specs=(out_spec, in_hbm) if new_rows else out_spec,
             scratch_shapes=scratch,

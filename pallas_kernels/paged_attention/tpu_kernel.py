@@ -15,8 +15,8 @@ Memory. Nothing but queries, pages and results crosses HBM.
     Donated: the view, where new rows are written;
     where a prompts' launch came before, its result is `into` and aliased to the decodes' output.
 
-Loops. The grid is (chunks of heads, units). Chunks may run on different cores; units run in order, so scratch lives
-from one unit to the next:
+Loops. The grid is (chunks of heads, units, or blocks of eight units of one row). Chunks may run on different cores;
+units run in order, so scratch lives from one unit to the next:
 
     for unit in units:                         # one sequence's part of a tile of rows
         for step in steps of the unit:         # step pages, a few hundred keys
@@ -27,8 +27,8 @@ from one unit to the next:
                     scores, online softmax, values
         write the unit's own rows
 
-Units of one row. A step is rounded up to one of a few sizes, each of which is one basic block with one chain: products,
-maximum, exponentials and result. The compiler packs the scalar instructions that start DMAs, with predicates,
+Units of one row. A step is rounded up to one of a few sizes, each of which is one basic block with a few chains of
+products, maximum, exponentials and result. The compiler packs the scalar instructions that start DMAs, with predicates,
 into the same bundles as the arithmetic (see `tpu_softmax`). It keeps starts and loads in the order they are written in,
 hence the DMAs are started in shares, one after each span's loads. The sequence alone decides which block it takes.
 
@@ -57,9 +57,23 @@ from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, Units, write_si
 
 NEVER = 2**30
 """Added to the position of a key that no query may see."""
+CHAINS = 4
+"""Most parts of a decode's step with a maximum each, see `OnlineSoftmax.add`."""
+
+
+def attend_to_units(*refs, at_once: int, count: int, **options) -> None:
+    """Attend from the units of a turn of the grid, `at_once` of `count` at most; see `attend_to_unit`."""
+    head_chunk, first = pl.program_id(0), pl.program_id(1) * at_once  # a loop's body has no number of a turn
+    if at_once == 1:
+        attend_to_unit(head_chunk, first, *refs, **options)
+    else:
+        stop = jnp.minimum(at_once, count - first)
+        pl.loop(0, stop)(lambda i: attend_to_unit(head_chunk, first + i, *refs, **options))
 
 
 def attend_to_unit(
+    head_chunk: Any,
+    unit: Any,
     *refs,
     chunk: int,
     scale: float,
@@ -107,13 +121,12 @@ def attend_to_unit(
     block_size = tokens_of(buffers)
     span, spans = span_pages * block_size, step_pages // span_pages
     step_keys = step_pages * block_size
-    unit = pl.program_id(1)
     # Queries of units of one row come, and results go, in blocks of rows: fewer DMAs to wait for.
     mine_of_block = lax.rem(units.tile[jnp.minimum(unit, jnp.maximum(units.num_units[0] - 1, 0))], q.shape[0])
     # Rows of the view are blocks and layers together: beginning at the layer's row, block n lies at row n * layers.
     view = view.at[pl.ds(layer[0], view.shape[0] - (layers - 1))]
     ids = TableWindows(units, tables, *windows) if windows else WholeTables(tables)
-    first_head = pl.program_id(0) * heads
+    first_head = head_chunk * heads
     ring = Ring(units, ids, view, buffers, sems, cursor, first_head)
     new: NewRows | None = None
     if given:
@@ -204,7 +217,7 @@ def attend_to_unit(
             seen = key < units.key_stop[unit]
             if reach.limited:
                 seen &= key >= units.key_start[unit]
-        softmax(0).add(keys, values, size, seen)
+        softmax(0).add(keys, values, size, seen, min(size, CHAINS))
         write(0)  # after each step, though the last would do: in this block most of it fills bundles that were empty
 
     def hide_missing_blocks(at, entry, pages):

@@ -15,6 +15,7 @@ of the output's lanes, and so for the second. No row of codes is ever multiplied
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -127,6 +128,14 @@ MASKED = -1e30
 """A finite stand-in for -inf: differences of two of them stay numbers."""
 
 
+class _State(NamedTuple):
+    """Holds the largest scores so far, the sums of weights, and the weighted values by tiles of lanes."""
+
+    top: Any
+    total: Any
+    acc: Any
+
+
 @dataclass(frozen=True)
 class OnlineSoftmax:
     """Holds queries of some KV heads and the state of their softmax so far.
@@ -163,12 +172,14 @@ class OnlineSoftmax:
             self.total[...] = jnp.where(lane == 0, 1.0, 0.0)
         self.acc[...] = jnp.zeros(self.acc.shape, jnp.float32)
 
-    def add(self, keys, values, spans: int, seen=None) -> None:
+    def add(self, keys, values, spans: int, seen=None, chains: int = 1) -> None:
         """Attend to some spans of keys, each a multiple of 128.
 
         Args:
             keys, values: span i as a list of tiles; called in order, all keys first.
             seen: bool [rows, keys of all spans]; None = all. Values that no row sees must be finite.
+            chains: parts of the spans with a maximum each, whose sums are joined at the end: the exponentials of one
+                are computed during the products of another.
         """
         # The loops over spans and tiles of lanes are unrolled, so that the compiler can overlap the products of one
         # span with the exponentials of another. All scores are live at once, [heads, rows, span] each.
@@ -176,21 +187,45 @@ class OnlineSoftmax:
         if seen is not None:
             width = scores[0].shape[2]
             scores = [jnp.where(seen[None, :, i * width : (i + 1) * width], s, MASKED) for i, s in enumerate(scores)]
-        highest = [jnp.max(s, axis=2, keepdims=True) for s in scores]
-        # A row that has seen nothing yet keeps top == MASKED and adds ones here; its first real score wipes them.
-        old_top = self.top[...]
-        top = functools.reduce(jnp.maximum, highest, old_top)
-        fade = jnp.exp2(old_top - top)
-        total = fade * self.total[...]
-        acc = [fade * self.acc[:, :, t : t + LANES] for t in range(0, self.acc.shape[2], LANES)]
-        for i, score in enumerate(scores):
-            parts = [jnp.exp2(score[:, :, j : j + LANES] - top) for j in range(0, score.shape[2], LANES)]
-            total += sum(parts[1:], parts[0])
-            weights = jnp.concatenate(parts, axis=2)
-            acc = [a + self._weighted(weights, tile) for a, tile in zip(acc, values(i), strict=True)]
+        tiles = [self.acc[:, :, t : t + LANES] for t in range(0, self.acc.shape[2], LANES)]
+        states = [_State(self.top[...], self.total[...], tiles)]
+        cuts = [spans * part // chains for part in range(chains + 1)]
+        for first, stop in itertools.pairwise(cuts):
+            if first < stop:
+                before = states.pop() if first == 0 else None
+                states.append(self._after(before, scores[first:stop], values, first))
+        top = functools.reduce(jnp.maximum, [state.top for state in states])
+        total, acc = states[0].total, states[0].acc
+        if len(states) > 1:
+            fades = [jnp.exp2(state.top - top) for state in states]
+            total = sum(fade * state.total for fade, state in zip(fades, states, strict=True))
+            acc = [
+                sum(fade * tile for fade, tile in zip(fades, each, strict=True))
+                for each in zip(*(state.acc for state in states), strict=True)
+            ]
         self.top[...] = top
         self.total[...] = total
         self.acc[...] = jnp.concatenate(acc, axis=2)
+
+    def _after(self, before: _State | None, scores: list[Any], values: Any, first: int) -> _State:
+        """Return the state after some spans from span `first` on; `before`: None = nothing was seen."""
+        highest = [jnp.max(s, axis=2, keepdims=True) for s in scores]
+        if before is None:
+            top = jnp.broadcast_to(functools.reduce(jnp.maximum, highest), self.top.shape)
+            total, acc = None, None
+        else:
+            # A row that has seen nothing yet keeps top == MASKED and adds ones here; its first real score wipes them.
+            top = functools.reduce(jnp.maximum, highest, before.top)
+            fade = jnp.exp2(before.top - top)
+            total, acc = fade * before.total, [fade * tile for tile in before.acc]
+        for i, score in enumerate(scores, first):
+            parts = [jnp.exp2(score[:, :, j : j + LANES] - top) for j in range(0, score.shape[2], LANES)]
+            added = sum(parts[1:], parts[0])
+            total = added if total is None else total + added
+            weights = jnp.concatenate(parts, axis=2)
+            products = [self._weighted(weights, tile) for tile in values(i)]
+            acc = products if acc is None else [a + b for a, b in zip(acc, products, strict=True)]
+        return _State(top, total, acc)
 
     def result(self):
         """Return the attention of each row, float32 [heads, rows, value lanes]; 0 for a row that saw nothing."""

@@ -36,6 +36,8 @@ BENCHMARKS = Cases(
         "constrained": "constrained.rates",
         "constrained-gaps": "constrained.gaps",
         "masks": "masks.masks",
+        "picture-chunks": "pictures.picture_chunks",
+        "picture-gaps": "pictures.picture_gaps",
         "lora": "lora.lora",
         "perplexity": "perplexity.perplexities",
         "rounded-activations": "rounded_activations.rounded_activations",

@@ -69,19 +69,27 @@ def simulate(launch: Launch, schedules: list[Schedule], chip: str) -> Run:
 
 
 def operands_of(launch: Launch) -> list[dict[int, Any]]:
-    """Return the integer operands of a program's launches of a kernel."""
+    """Return the integer operands of a program's launches of kernels: by the kernels' names, as `read_schedules`."""
     found = launch_operands(launch.function, launch.arguments, launch.known)
-    return [given for name, all_given in found.items() if re.fullmatch(launch.name, name) for given in all_given]
+    names = sorted((name for name in found if re.fullmatch(launch.name, name)), key=_letters)
+    return [given for name in names for given in found[name]]
 
 
 def read_schedules(dumps: Path, name: str) -> list[Schedule]:
-    """Return the schedules of a kernel among a compilation's dumps, in the order in which it was compiled.
+    """Return the schedules of kernels among a compilation's dumps: by the kernels' names, and those of one name in the
+    order in which they were compiled. The compiler need not keep the order of launches.
 
     A dump is named ``TIME-KERNEL.NUMBER-PASS-packed-bundles-post-ra.txt``.
     """
-    named = re.compile(rf"\d+-{name}(\.\d+)?-\d+-{DUMP}\.txt")
-    files = sorted(file for file in dumps.iterdir() if named.fullmatch(file.name))
-    return [parse(file.read_text(encoding="utf-8")) for file in files]
+    of_kernel = re.compile(rf"\d+-(.*?)(\.\d+)?-\d+-{DUMP}\.txt")
+    found = [(match[1], file) for file in dumps.iterdir() if (match := of_kernel.fullmatch(file.name))]
+    ours = sorted((_letters(kernel), file) for kernel, file in found if re.fullmatch(name, kernel))
+    return [parse(file.read_text(encoding="utf-8")) for _, file in ours]
+
+
+def _letters(name: str) -> str:
+    """Return a kernel's name as it is sorted: without marks, which names of dumps may write otherwise."""
+    return re.sub(r"\W", "", name)
 
 
 def check_bytes(launch: Launch, schedules: list[Schedule], runs: list[Run]) -> None:

@@ -12,7 +12,7 @@ from scripts.cases import Row
 from scripts.compiled_code.compilers import chosen, need_compiler, schedule_dumps
 from scripts.compiled_code.simulated import compile_launch, row_of, simulate
 from scripts.compiled_code.tpu_chips import CHIPS
-from scripts.compiled_code.tpu_kernels import SHAPES, Heads, attention_kernel
+from scripts.compiled_code.tpu_kernels import CONTEXT, SHAPES, Heads, attention_kernel
 
 Batch = Literal["decode", "mixed"]
 CANDIDATES: dict[Batch, dict[str, tuple[int, ...]]] = {
@@ -44,7 +44,7 @@ def tune(
                 for batch in batches:
                     best: dict[str, int] = {}
                     fastest = 0.0
-                    for sizes in sizes_to_try(target, heads, batch):
+                    for sizes in sizes_to_try(target, heads, batch, block_size):
                         times = times_of(target, heads, batch, block_size, sizes, dumps)
                         is_best = not fastest or sum(times) < GAIN * fastest
                         if is_best:
@@ -55,15 +55,26 @@ def tune(
                         keep(target, heads, best)
 
 
-def sizes_to_try(target: str, heads: Heads, batch: Batch) -> Iterator[dict[str, int]]:
-    """Yield the changes of the rules' sizes: none first."""
-    rules = _rules(target, heads)
-    yield {}
-    fields = CANDIDATES[batch]
-    for values in product(*fields.values()):
-        changes = {name: value for name, value in zip(fields, values, strict=True) if getattr(rules, name) != value}
-        if changes:
+def sizes_to_try(target: str, heads: Heads, batch: Batch, block_size: int) -> Iterator[dict[str, int]]:
+    """Yield the changes of the rules' sizes, none first, without those with which a decode has the steps of another."""
+    rules, fields, seen = _rules(target, heads), CANDIDATES[batch], set()
+    for values in ((), *product(*fields.values())):
+        given = zip(fields, values, strict=False)
+        changes = {name: value for name, value in given if getattr(rules, name) != value}
+        tuning = rules._replace(**changes)
+        launch = _decode_step(tuning, heads, block_size) if batch == "decode" else tuning
+        if launch not in seen:
+            seen.add(launch)
             yield changes
+
+
+def _decode_step(tuning: Any, heads: Heads, block_size: int) -> tuple[int, int]:
+    """Return the pages of a span and of a step of a decode."""
+    from pallas_kernels.paged_attention.tpu import MAX_HEADS, SUBLANES, pages_of_step
+
+    at_once = max(n for n in range(1, min(heads.kv, MAX_HEADS) + 1) if heads.kv % n == 0)
+    longer = tuning.for_decodes(at_once * max(heads.q_per_kv, SUBLANES), block_size)
+    return pages_of_step(4 * at_once * heads.lanes, block_size, CONTEXT // block_size, longer)
 
 
 def times_of(

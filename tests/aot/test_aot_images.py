@@ -4,6 +4,7 @@ import json
 
 import pytest
 from environments import run_program
+from images_program import PUBLISHED
 
 pytestmark = [pytest.mark.aot, pytest.mark.nightly]
 
@@ -53,3 +54,12 @@ def test_layers_that_read_images_add_no_collective_of_another_kind(programs):
     others = [kind for kind in programs["prompts"]["collectives"] if kind != "all-reduce"]
     takes = programs["family"] != "mllama" and programs["devices"] > 1
     assert others == (["all-gather"] if takes else [])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_tower_fits_and_copies_no_pool(name):
+    """A v6e has 32 GB, of which the pool here is 8 GiB: with a second one there would be no room for weights."""
+    (line,) = run_program("tpu", "images_program.py", "v6e:2x2", "4", "tpu", name).splitlines()
+    sizes = json.loads(line)
+    assert sizes["alias"] >= sizes["pool"]
+    assert sizes["temp"] < 0.25 * sizes["pool"]

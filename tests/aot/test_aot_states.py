@@ -35,8 +35,9 @@ are alike, which stand in the program once."""
 STATES = {"lfm2": 1}
 """Kernels of a layer with states: a convolution, and a recurrence where there is one."""
 
-EXPERTS = {"TPU v5e x8": {}, "H200 x1": {"jamba": 2, "qwen3-next": 8, "deepseek-v2-lite": 2}}
-"""Products of experts by own kernels: two a layer that has them."""
+EXPERTS = {"TPU v5e x8": {"jamba": 2}, "H200 x1": {"jamba": 2, "qwen3-next": 8, "deepseek-v2-lite": 2}}
+"""Launches for a layer's experts: on GPUs both products; on TPUs the choice and the MLPs, where a device's columns are
+whole registers, as a hundred and twenty-eight of Jamba's are and sixty-four of the others' are not."""
 
 ROWS = {
     "TPU v5e x8": {

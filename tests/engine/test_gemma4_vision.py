@@ -134,6 +134,20 @@ def test_a_restored_request_goes_on(engine, checkpoint, tmp_path):
     assert [tokens_of(output) for output in other.resume(use_tqdm=False)] == wanted
 
 
+@pytest.mark.nightly
+def test_after_the_warm_up_no_size_of_a_picture_or_video_compiles(checkpoint):
+    sizes = np.random.default_rng(3).integers(1, 400, (12, 2)).tolist()
+    asked = [prompt((2, *pictures(size, seed=n), 3), n) for n, size in enumerate([*sizes, *SIZES])]
+    asked += [prompt((2, *pictures(*sizes[n : n + 3], seed=n), 3), n) for n in range(0, 12, 3)]
+    for n, size in enumerate(sizes[:4]):
+        video = {"video": [(frames_of(n, 3 + n, size), {"fps": 1.0})]}
+        asked.append({"prompt_token_ids": [1, 70, VIDEO, 71], "multi_modal_data": video})
+    with LLM(checkpoint[0], **SETTINGS) as llm:
+        llm.warmup(use_tqdm=False)
+        llm.generate(asked, GREEDY, use_tqdm=False)
+        assert llm.stats().num_recompiles == 0
+
+
 def frames_of(seed, number, size):
     return np.random.default_rng(seed).integers(0, 256, (number, *size, 3), dtype=np.uint8)
 

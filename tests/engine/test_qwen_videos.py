@@ -32,6 +32,7 @@ def frames_of(seed: int, number: int, size: tuple[int, int]) -> np.ndarray:
 
 
 SHORT, ODD, OBLONG = frames_of(0, 4, (30, 20)), frames_of(1, 7, (16, 16)), frames_of(2, 20, (6, 40))
+LONG = frames_of(3, 60, (12, 32))
 (PICTURE,) = pictures((24, 16))
 PARTS = [
     (3, (SHORT, {"fps": 2.0}), 5),
@@ -127,10 +128,14 @@ NAMES = [name if name == "qwen2_5_vl" else pytest.param(name, marks=pytest.mark.
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_those_of_transformers_with_the_times_of_frames(name, tmp_path):
+    """vLLM 18329: a video of more tokens than a step has stopped the engine."""
     model = make(name, tmp_path)
     llm = LLM(str(tmp_path), **SETTINGS)
     marks = (VIDEO_BEGIN, VIDEO_END) if name.startswith("glm") else (BEGIN, END)
-    prompts = [prompt_of(parts, seed, marks) for seed, parts in enumerate(PARTS)]
+    parts = [*PARTS, ((LONG, {"fps": 2.0}), 3)] if name.startswith("qwen2") else PARTS
+    prompts = [prompt_of(each, seed, marks) for seed, each in enumerate(parts)]
+    with pytest.raises(ValueError, match="max_model_len"):
+        llm.generate([prompt_of(((np.zeros((60, 504, 896, 3), np.uint8), {"fps": 2.0}),), 9, marks)], GREEDY)
     for _ in range(2):
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
         for asked, output in zip(prompts, outputs, strict=True):

@@ -10,7 +10,7 @@ import pytest
 import tile_checkpoints as tiles
 from PIL import Image
 from qwen_vl_checkpoints import FAMILIES, IMAGE, SIZES, add_head, assert_torchs, make, pictures, prompt
-from vision_checkpoints import check_empty, prompt_of
+from vision_checkpoints import BEGIN, END, check_empty, prompt_of
 
 from jpaged import LLM, MTP, NGram, SamplingParams
 
@@ -99,6 +99,51 @@ def test_pictures_of_odd_shapes_in_one_batch_give_what_each_gives_alone(engine, 
     check_empty(engine)
 
 
+def test_chunks_and_cached_prefixes_cut_a_picture_anywhere(engine, checkpoint):
+    """vLLM 41485, mlx-vlm 1332: a chunk that began inside a picture took other vectors of its levels, or none."""
+    short, long = ([prompt((lead, LARGE, tail), lead) for lead in range(1, 9)] for tail in (1, 20))
+    engine.generate(short, GREEDY, use_tqdm=False)
+    encoded = engine.stats().num_encoded_images
+    outputs = engine.generate(long, GREEDY, use_tqdm=False)
+    assert_torchs(checkpoint[1], long, outputs)
+    assert engine.stats().num_encoded_images == encoded
+    check_empty(engine)
+
+
+@pytest.mark.nightly
+def test_turns_with_one_picture_more_find_what_was_read(engine, checkpoint):
+    """vLLM 43587, llama.cpp 26994: no later turn, and no other question, found the pictures that a model with recurrent
+    layers had read."""
+    shown = pictures(*[(24, 16)] * 4, seed=80)
+    parts = [9, shown[0], 2, shown[1], 12]
+    shared = 0
+    for more in ([shown[2], 11], [shown[3], 11], []):
+        asked = prompt(parts, 5)
+        other = {**asked, "prompt_token_ids": [*asked["prompt_token_ids"][:-9], *range(70, 79)]}
+        for each in (asked, other):
+            encoded = engine.stats().num_encoded_images
+            (output,) = engine.generate([each], GREEDY, use_tqdm=False)
+            assert_torchs(checkpoint[1], [each], [output])
+            assert output.num_cached_tokens >= shared - 16, "two blocks: states lie so far apart"
+            shared = len(output.prompt_token_ids) - 9
+        assert engine.stats().num_encoded_images == encoded, "another question encodes none again"
+        parts += more
+        shared += 9
+    check_empty(engine)
+
+
+@pytest.mark.nightly
+def test_marks_of_pictures_that_stand_in_text_are_text(engine, checkpoint):
+    """vLLM 32897, 18329: a mark without a picture, and text among a picture's tokens, were counted as a picture's."""
+    (shown,) = pictures((40, 24), seed=90)
+    texts = [[1, BEGIN, 70, END, 71], [1, END, BEGIN, 70, *[BEGIN] * 3, 71, END]]
+    mixed = [[1, BEGIN, 70, IMAGE, 71, END, 72], [1, 70, END, 71, IMAGE, 72, BEGIN, BEGIN, 73]]
+    asked = [{"prompt_token_ids": ids} for ids in texts]
+    asked += [{"prompt_token_ids": ids, "multi_modal_data": {"image": [shown]}} for ids in mixed]
+    assert_torchs(checkpoint[1], asked, engine.generate(asked, GREEDY, use_tqdm=False))
+    check_empty(engine)
+
+
 PAGES = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), 10),
     **dict.fromkeys(("lfm2_vl", "lfm2_vl_plain"), 14),
@@ -111,6 +156,8 @@ PAGES = {
     "smolvlm_whole": 12,
 }
 """Pages of a pool in which each request fits alone and one gives way to another; 20 for the others."""
+OF_WINDOWS = ("llava_pixtral", "mistral3_of_mistral")
+"""Families whose layers give pages back as they go: their requests give way to more urgent ones only."""
 TIGHT = {"enable_prefix_caching": False}
 CHANGES = {
     "swap": TIGHT | {"preemption_mode": "swap"},
@@ -132,15 +179,31 @@ def test_nothing_that_happens_to_a_request_changes_its_tokens(engine, checkpoint
     wanted = engine.generate(PROMPTS, params, use_tqdm=False)
     changed = CHANGES[change]
     if is_tight := "preemption_mode" in changed:
-        if checkpoint[2] in ("llava_pixtral", "mistral3_of_mistral"):
-            pytest.skip("windows give pages back: in pools of 14 to 32 pages no request gives way")
         pages = PAGES.get(checkpoint[2], 20)
-        changed = changed | {"kv_cache_memory_bytes": pages * engine.memory_report().page_bytes}
+        tight = {"kv_cache_memory_bytes": pages * engine.memory_report().page_bytes}
+        changed = changed | ({"scheduling_policy": "priority"} if checkpoint[2] in OF_WINDOWS else tight)
     llm = LLM(checkpoint[0], **(SETTINGS | changed))
-    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    if is_tight and checkpoint[2] in OF_WINDOWS:
+        outputs, wanted = overtaken(llm, params), wanted * 2
+    else:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     assert [tokens_of(output) for output in outputs] == [tokens_of(output) for output in wanted]
     assert any(output.metrics.num_preemptions for output in outputs) == is_tight
     check_empty(llm)
+
+
+def overtaken(llm, params):
+    """Return the outputs of all prompts twice: more urgent requests come once the first have begun."""
+    engine, requests = llm.control.engine, []
+    for level in (1, 0):
+        for asked, each in zip(PROMPTS, params, strict=True):
+            requests.append(llm.input_processor.process(asked, each, priority=level))
+            engine.add(requests[-1])
+        for _ in range(4):
+            engine.step()
+    while engine.has_work:
+        engine.step()
+    return [llm.output_processor.whole(request, "") for request in requests]
 
 
 def test_a_restored_request_goes_on(engine, checkpoint, tmp_path):
@@ -157,17 +220,23 @@ def test_a_restored_request_goes_on(engine, checkpoint, tmp_path):
 
 
 def test_messages_have_pictures(engine, checkpoint):
+    """ollama 17321: two pictures of one size, one after the other, were taken for two frames of a video."""
+
     def ask(*parts):
         return [{"role": "user", "content": list(parts)}]
 
     text = {"type": "text", "text": "what is it"}
+    first, second = ({"type": "image_pil", "image_pil": each} for each in pictures((24, 16), (24, 16), seed=30))
     asked = [
         ask({"type": "image_pil", "image_pil": LARGE}, text),
         ask({"type": "image", "image": ONE}, text),
         ask(text),
+        ask(first, second, text),
+        ask(first, first, text),
     ]
     outputs = engine.chat(asked, GREEDY, use_tqdm=False)
-    seen = [{"multi_modal_data": {"image": images}} for images in ([LARGE], [ONE], [])]
+    one, other = first["image_pil"], second["image_pil"]
+    seen = [{"multi_modal_data": {"image": images}} for images in ([LARGE], [ONE], [], [one, other], [one, one])]
     assert_torchs(checkpoint[1], seen, outputs)
 
 
@@ -185,6 +254,7 @@ def test_after_the_warm_up_no_size_of_a_picture_compiles(checkpoint, settings):
 
 @pytest.mark.nightly
 def test_a_head_drafts_after_pictures(tmp_path):
+    """vLLM 47738: of two pictures that no step encodes together, the second waited for ever."""
     model = make("qwen3_5", tmp_path)
     add_head(tmp_path)
     llm = LLM(str(tmp_path), **SETTINGS, speculative=MTP(2))
@@ -214,11 +284,13 @@ def test_frames_are_pictures_beside_pictures(tmp_path):
 def test_llama_4_sees_tiles(tmp_path):
     model = pixtral.make_llama4(tmp_path)
     llm = LLM(str(tmp_path), **SETTINGS)
+    llm.warmup(use_tqdm=False)
     token = llm.input_processor.tokenizer.convert_tokens_to_ids("<video>")
     shown = pictures((24, 24), (50, 30), (10, 70), (3, 5), (96, 20))
     parts = [(4,), (3, shown[0], 2), (2, shown[1], 1, shown[3], 4), (shown[2], 2, shown[4])]
     prompts = [prompt_of(each, seed, token) for seed, each in enumerate(parts)]
     assert_torchs(model, prompts, llm.generate(prompts, GREEDY, use_tqdm=False))
+    assert llm.stats().num_recompiles == 0
     check_empty(llm)
 
 

@@ -72,6 +72,15 @@ def test_lengths_are_few_and_an_eighth_apart(longest, merge):
     assert all(rows.length(each) == each for each in lengths) and rows.length(1) == lengths[0]
 
 
+@given(st.integers(1, 5000), st.floats(0, 6000), st.integers(1, 5000))
+@settings(max_examples=examples(100), deadline=None)
+def test_rows_of_images_on_both_sides_of_a_bound_are_known(longest, bound, patches):
+    rows = ImageRows(RowLayout((), (), (), 1), longest)
+    if patches <= longest:
+        known = rows.lengths_up_to(bound) if patches <= bound else rows.lengths_above(bound)
+        assert rows.length(patches) in known
+
+
 def test_replicas_have_rows_of_one_length():
     rows = ImageRows(LAYOUT, 40 * MERGE)
     made = rows.joined([[item(1, 3)], [], [item(2, 20), item(3, 5)]], nowhere)

@@ -17,7 +17,7 @@ from jpaged.execution.batch import empty_batch
 from jpaged.execution.caches.base import BlockSettings
 from jpaged.execution.caches.images import ImageBatch, ImageCache
 from jpaged.execution.caches.pool import PoolSpec, plan_pool
-from jpaged.execution.encode import calls, make_encode, no_rows
+from jpaged.execution.encode import between_parts, calls, make_encode, make_encode_part, no_rows
 from jpaged.execution.image_rows import Item, image_examples, image_rows
 from jpaged.model_api import BuildContext, ImageGroup
 from jpaged_models.families import Family
@@ -83,14 +83,30 @@ def test_the_encoder_never_copies_the_pool(model):
     assert_in_place(make_encode(graphdef, spec, MESH).lower(params, pool, arrays, rows).compile(), spec)
 
 
+def test_a_part_of_the_encoder_never_copies_the_pool_nor_what_is_kept_between_parts(model):
+    graphdef, params, spec, module = model
+    if not getattr(module.image_group, "rounds", ()):
+        return
+    pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+    packer = image_rows(module, None, max_model_len=256, budget=64)
+    arrays, count = image_examples(module, packer)[0]
+    ((arrays, rows),) = packer.joined([[Item(arrays, no_rows(spec, count)[:count])]], partial(no_rows, spec))
+    state, part = between_parts(graphdef, params, MESH, arrays), np.zeros(2, np.int32)
+    made = make_encode_part(graphdef, spec, MESH).lower(params, pool, state, arrays, rows, part).compile()
+    assert_in_place(made, spec)
+    kept = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    assert made.memory_analysis().alias_size_in_bytes >= spec.device_bytes + kept
+
+
+@pytest.mark.parametrize("width", [130, 896, 1280])
 @pytest.mark.parametrize(("pool_dtype", "dtype"), [("float32", "float32"), ("int8", "bfloat16")])
-def test_features_are_kept_to_the_bit_whatever_the_pool_holds(pool_dtype, dtype):
-    """Two blocks of 8 features, 130 wide, in a pool of another dtype."""
+def test_features_are_kept_to_the_bit_whatever_the_pool_holds(pool_dtype, dtype, width):
+    """Two blocks of 8 features, in a pool of another dtype: some are read and written in parts."""
     form = BlockSettings(8, jnp.dtype(pool_dtype), 1)
-    cache = ImageCache(ImageGroup("images", (), 130, dtype), form)
+    cache = ImageCache(ImageGroup("images", (), width, dtype), form)
     spec = PoolSpec.plan([cache], 5 * cache.pool_groups()[0].real_bytes)
     pool = jnp.zeros(spec.shape, form.dtype)
-    features = jax.random.normal(jax.random.key(0), (11, 130)).astype(dtype)
+    features = jax.random.normal(jax.random.key(0), (11, width)).astype(dtype)
     rows = np.array([*range(24, 32), 8, 9, 2**31 - 1], np.int32)  # the last one is padding
     pool = cache.write(MESH, spec.views[0], pool, features, rows)
 
@@ -98,9 +114,9 @@ def test_features_are_kept_to_the_bit_whatever_the_pool_holds(pool_dtype, dtype)
         mesh, views = MESH, spec.views
         arrays = ImageBatch(np.array([24, -1, 9, 31, 0], np.int32))
 
-    hidden = jnp.ones((5, 130), dtype)
+    hidden = jnp.ones((5, width), dtype)
     _, taken = cache.operate(Call, pool, 0, hidden)
-    expected = [features[0], hidden[1], features[9], features[7], jnp.zeros(130, dtype)]
+    expected = [features[0], hidden[1], features[9], features[7], jnp.zeros(width, dtype)]
     np.testing.assert_array_equal(np.asarray(taken, np.float32), np.asarray(jnp.stack(expected), np.float32))
     Call.arrays = ImageBatch()
     assert cache.operate(Call, pool, 0, hidden)[1] is hidden

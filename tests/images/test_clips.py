@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 import sys
 from dataclasses import replace
@@ -215,7 +216,8 @@ def test_any_bytes_are_read_or_refused(noise, place):
     except ValueError as error:
         assert "video 1 of 1" in str(error)
     else:
-        assert clip.size == (16, 16) and len(clip.frames) <= 2
+        # Noise in the header of the codec may say another size, which is compared with the bounds.
+        assert math.prod(clip.size) <= SOURCES.max_pixels and len(clip.frames) <= 2
 
 
 DATA = film(4, size=(16, 16))

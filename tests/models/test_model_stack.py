@@ -1,5 +1,7 @@
 """Cutting layers into repeated patterns, and running them unrolled or scanned."""
 
+from itertools import pairwise
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +102,32 @@ def test_scanned_layers_use_the_same_cache_rows_as_unrolled_ones(pattern, impl):
     want_hidden, want_cache = run_toy(unrolled, pattern)
     np.testing.assert_allclose(hidden, want_hidden, rtol=1e-6)
     jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-6), cache, want_cache)
+
+
+@pytest.mark.parametrize("options", [{}, {"stacked": True}, {"unrolled": True}], ids=str)
+@pytest.mark.parametrize(("pattern", "rounds"), [("LLLL", (1,) * 4), ("LGLGL", (2, 2, 1)), ("L", (1,))])
+def test_rounds_of_layers_give_the_same_bits_wherever_they_are_cut(pattern, rounds, options):
+    stack = LayerStack(kinds_of(pattern), make, context(**options))
+    stack.tap(tuple(sorted({0, len(pattern) // 2, len(pattern)})))
+    assert stack.rounds == rounds
+    graph, params = nnx.split(stack)
+
+    def attend(cache, ref, hidden):
+        return cache
+
+    @jax.jit
+    def some(state, first, stop):
+        return nnx.merge(graph, params).run_rounds(state, SHIFT, {}, attend, first, stop)[0]
+
+    whole = some(stack.begun(jnp.ones(3)), 0, len(rounds))
+    for cuts in ((0, 1), (0, 2, 2), (0, 1, 2)):
+        state = stack.begun(jnp.ones(3))
+        for first, stop in pairwise((*(min(cut, len(rounds)) for cut in cuts), len(rounds))):
+            state = some(state, first, stop)
+        jax.tree.map(np.testing.assert_array_equal, state, whole)
+    wanted, _, within = stack(jnp.ones(3), SHIFT, {}, attend)
+    for got, want in zip(stack.ended(whole), (wanted, within), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_layers_that_share_kv_are_given_the_row_of_the_last_that_keeps_it():

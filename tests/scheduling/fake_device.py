@@ -54,6 +54,7 @@ class FakeDevice:
         self.seen: dict[tuple[int, int], Hashable] = {}
         self.adapted: dict[int, Hashable] = {}
         self.stores: list[FakeStore] = []
+        self.half_encoded: tuple[object, int] | None = None
         self.touched: Touched | None = None
         self.works: dict[str, Callable[[list[Any]], None]] = {
             TO_TIERS: self._to_tiers,
@@ -154,9 +155,22 @@ class FakeDevice:
         size = self.layout.groups[g].spec.block_size
         for encode in encodes:
             self._next_value()
+            if encode.part is not None:
+                self._encode_part(encode)
+            if not encode.completes:
+                continue
             features = [feature(part.digest, i) for part in encode.image.each for i in range(part.features)]
             for i, name in enumerate(features):
                 self._write(g, encode.stored.blocks[i // size], i % size, name)
+
+    def _encode_part(self, encode: Encode) -> None:
+        """Keep of which image how many rounds of layers were run, and nothing of any other."""
+        first, stop, _ = encode.part
+        if stop:
+            assert first < stop and (first == 0 or self.half_encoded == (encode.stored, first))
+        else:
+            assert self.half_encoded is not None and self.half_encoded[0] is encode.stored
+        self.half_encoded = None if encode.completes or not stop else (encode.stored, stop)
 
     def _next_value(self) -> None:
         self.touched.value += 1

@@ -129,6 +129,69 @@ def test_an_image_costs_what_its_encoder_computes_for_its_patches(work, cost):
     assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1])[0]
 
 
+def parts_of(steps):
+    """The rounds that each step runs; None where it encodes nothing in part."""
+    made = [[encode.part for encode in step.work_of("encodes")] for step in steps]
+    assert all(len(parts) <= 1 for parts in made)
+    return [parts[0][:2] if parts and parts[0] is not None else None for parts in made]
+
+
+def in_parts(work=1.0, rounds=(1,) * 6):
+    return [*GROUPS[:1], image_group(patches="pixels", work=work, rounds=rounds)]
+
+
+def test_an_image_that_costs_more_than_a_step_is_encoded_over_several_while_streams_go_on():
+    loop = loop_of(groups=in_parts(), max_num_seqs=4)
+    streams = [with_images([3 + n], 12) for n in range(2)]
+    for stream in streams:
+        loop.scheduler.add(stream)
+    loop.step()
+    request = with_images([6, ("cat", 25), 3], 2)
+    steps = loop.run(request)
+    assert parts_of(steps)[:8] == [None, *((n, n + 1) for n in range(6)), None], "17 tokens each, of 32 less 2"
+    assert all(sum(chunk.length == 1 for chunk in step.chunks) == 2 for step in steps[:8])
+    assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1])[0]
+    assert loop.num_used_blocks == 0
+
+
+def test_rounds_cost_their_layers_and_one_that_costs_more_than_a_step_is_run_alone():
+    loop = loop_of(groups=in_parts(work=2.0, rounds=(6, 1, 1, 2)), max_num_seqs=4)
+    request = with_images([("cat", 9), 3], 2)
+    assert parts_of(loop.run(request))[:3] == [(0, 1), (1, 4), None], "43 of 29 tokens; 7, 7 and 14; the prompt"
+    cheap = loop_of(groups=in_parts(work=0.5), max_num_seqs=4)
+    assert cheap.run(with_images([("cat", 9), 3], 2))[0].work_of("encodes")[0].part is None
+
+
+def test_requests_that_share_an_image_go_on_with_it_when_the_one_that_began_it_is_gone():
+    loop = loop_of(groups=in_parts(), max_num_seqs=4)
+    first, second = (with_images([("cat", 25), 3 + n], 2) for n in range(2))
+    for request in (first, second):
+        loop.scheduler.add(request)
+    steps = [loop.step() for _ in range(2)]
+    assert second in loop.scheduler.running
+    loop.scheduler.abort(first)
+    while loop.scheduler.has_work:
+        steps.append(loop.step())
+    assert parts_of(steps)[:6] == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)]
+    assert second.sequences[0].output_token_ids == expected(second, GROUPS[:1])[0]
+    assert loop.num_used_blocks == 0
+
+
+def test_a_half_encoded_image_without_a_request_is_forgotten_and_another_takes_its_place():
+    loop = loop_of(groups=in_parts(), max_num_seqs=4)
+    cat, dog, text = with_images([("cat", 25)], 2), with_images([("dog", 25)], 2), with_images([4], 9)
+    for request in (text, cat, dog):
+        loop.scheduler.add(request)
+    steps = [loop.step() for _ in range(3)]
+    assert [encode.image.digest for step in steps for encode in step.work_of("encodes")] == [b"cat 25"] * 3
+    loop.scheduler.abort(cat)
+    assert parts_of([loop.step()]) == [(0, 1)] and loop.device.half_encoded[0].digest == b"dog 25"
+    loop.scheduler.abort(dog)
+    assert parts_of([loop.step()]) == [(0, 0)] and loop.device.half_encoded is None
+    loop.run()
+    assert loop.num_used_blocks == 0 and not loop.scheduler.memory.shared["images"].cached
+
+
 def test_given_features_cost_one_token_each_whatever_the_tower_computes():
     loop = loop_of(groups=[*GROUPS[:1], image_group(patches="pixels", work=5.0)])
     request = with_images([4, ("cat", 12), 3], 2)
@@ -220,6 +283,7 @@ ROOMS = {
     "readers": READERS,
     "dear": [group("full", layer_bytes=4), image_group(patches="pixels", work=0.6)],
     "cheap": [group("full", layer_bytes=4), image_group(patches="pixels", work=0.07)],
+    "in parts": in_parts(work=1.1, rounds=(3, 3, 1, 1)),
 }
 
 
@@ -268,7 +332,11 @@ def test_every_request_sees_its_own_images(arrivals, room, whole, spare_pages, e
     def within_budget(step):
         policy = groups[-1].policy
         each = PATCHES * policy.work if policy.patches else 1
-        made = sum(min(ceil(encode.image.features * each), 1 + extra_budget) for encode in step.work_of("encodes"))
+        made = 0
+        for encode in step.work_of("encodes"):
+            first, stop, _ = encode.part or (0, len(policy.rounds), 0)
+            share = sum(policy.rounds[first:stop]) / sum(policy.rounds) if policy.rounds else 1
+            made += min(ceil(encode.image.features * each * share - 1e-6), 1 + extra_budget)
         assert step.num_tokens + made <= seqs + extra_budget
 
     accepted, _ = serve(loop, coming, within_budget)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from arrivals import Arrival
@@ -147,10 +147,10 @@ def of_one_prompt() -> list[Arrival]:
     ]
 
 
-def pools(layer_bytes: int, stays: bool) -> list[GroupSpec]:
+def pools(layer_bytes: int, stays: bool, **cost: Any) -> list[GroupSpec]:
     return [
         group("full", layer_bytes=layer_bytes),
-        GroupSpec("images", 8, 1, 4, ImageFeatures(stays=stays)),
+        GroupSpec("images", 8, 1, 4, ImageFeatures(stays=stays, **cost)),
         GroupSpec("adapters", 8, 1, 1, Adapters(places=2)),
     ]
 
@@ -159,6 +159,10 @@ SHARED = {"max_num_seqs": NUM_ROWS, "budget": 14, "prefix_caching": True}
 WORKLOADS = {
     "recomputed": Workload(
         lambda: {**SHARED, "num_blocks": 8, "groups": pools(4, False)}, lambda: of_all_kinds(stays=False), pins=True
+    ),
+    "encoded in parts": Workload(
+        lambda: {**SHARED, "num_blocks": 8, "groups": pools(4, False, patches="pixels", work=1.2, rounds=(2, 1, 1))},
+        lambda: of_all_kinds(stays=False),
     ),
     "swapped": Workload(
         lambda: {**SHARED, "num_blocks": 8, "groups": pools(4, True), "swap_blocks": 8, "preemption_mode": "swap"},

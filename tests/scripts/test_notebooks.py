@@ -29,6 +29,7 @@ SMALL = {
     "4_serving": {"MAX_TOKENS": 8, "VISITORS": 4},
     "5_grpo": {"STEPS": 2, "PROMPTS": 2, "SAMPLES": 2},
     "6_first_run": {"MINUTES": 5},
+    "7_reader": {"STEPS": 8, "NUMBERS": 4},
 }
 """Parameters for a commit's tests; the story is long, so that it can be interrupted."""
 

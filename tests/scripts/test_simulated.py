@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from scripts.compiled_code.launch_operands import launch_operands
 from scripts.compiled_code.scalar_core import Run, SimulationError
-from scripts.compiled_code.simulated import Launch, aim_of, check_bytes, read_schedules, row_of
+from scripts.compiled_code.simulated import Launch, aim_of, check_bytes, operands_of, read_schedules, row_of
 from scripts.compiled_code.tpu_chips import CHIPS
 from scripts.compiled_code.tpu_schedule import parse
 
@@ -114,6 +114,21 @@ def test_a_kernels_schedules_are_those_of_its_name_and_not_the_analysis_of_them(
     (tmp_path / "1-kv_write.1-03-final_bundles.txt").write_text("")
     assert len(read_schedules(tmp_path, "kv_write")) == 2
     assert read_schedules(tmp_path, "other") == []
+
+
+def test_schedules_of_several_kernels_follow_their_names_as_operands_do(tmp_path):
+    """The compiler may take the second launch first."""
+    for name, bundles in (("1-mla-m.2-01", 1), ("2-mla-bd.1-01", 2), ("3-mla-bd.9-01", 3)):
+        text = "".join(f"{i:#x} : {{ }}\n" for i in range(bundles))
+        (tmp_path / f"{name}-packed-bundles-post-ra.txt").write_text(text)
+    assert [len(schedule.bundles) for schedule in read_schedules(tmp_path, "mla.*")] == [2, 3, 1]
+
+    def function(x, ids):
+        return twice(twice(x, ids + 5, "mla-m"), ids, "mla-bd")
+
+    arguments = array((8, 128), jnp.float32), array((1,))
+    launch = Launch(function, arguments, "mla.*", "other", {1: np.array([1], np.int32)}, {})
+    assert [given[0].tolist() for given in operands_of(launch)] == [[2], [12]]
 
 
 def test_only_chips_with_published_times_are_measured():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -291,6 +292,42 @@ def test_which_frames_glm_shows_is_said_by_an_engine_as_by_a_request(tmp_path):
     usual = opened("glm46v")
     with pytest.raises(ValueError, match="fps=3: how many frames of a second"):
         usual.sampler(100, 10.0, usual.sampling.given({"fps": 3}, "mm_processor_kwargs"))
+
+
+def test_settings_of_an_engine_are_checked_for_videos_as_for_pictures(tmp_path):
+    _, config = inputs_of_marks("glm4v", tmp_path)
+    shown = Media(images=[picture(0, (40, 40))])
+    clip = Media(videos=[(np.zeros((2, 40, 40, 3), np.uint8), {"fps": 2.0})])
+    token = {"image": config.image_token_id, "video": config.video_token_id}
+
+    def count(media, **settings):
+        made = ImageInputs(
+            None,
+            folder=tmp_path,
+            config=config,
+            tokenizer=TOKENIZER,
+            processor="jpaged.images.glm:GlmImageProcessor",
+            settings=settings,
+        )
+        _, (item,) = made.of_ids([3, token["video" if media.videos else "image"]], media)
+        return item.length
+
+    assert (count(shown), count(clip), count(clip, max_duration=3), count(shown, max_duration=3)) == (25,) * 4
+    for few in ({"max_pixels": 16 * 64}, {"size": {"longest_edge": 16 * 64}}):
+        assert count(shown, **few) == count(clip, **few) == 4
+    file = tmp_path / "preprocessor_config.json"
+    older = json.loads(file.read_text())
+    file.write_text(json.dumps(older | {"max_pixels": 2 * 9 * 64}))
+    assert count(clip) == 9 and count(clip, size={"longest_edge": 16 * 64}) == 4, "an engine's before an older file's"
+    for wrong, said in (
+        ({"sides": 4}, "has 'sides'"),
+        ({"size": {"height": 9}}, "with 'height'"),
+        ({"image_std": [1, 0, 1]}, "pixels are divided by it"),
+        ({"merge_size": 2.5}, "must be an integer"),
+        ({"max_duration": "long"}, "must be a number"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            count(clip, **wrong)
 
 
 def test_features_that_callers_encoded_are_placed_by_their_grids_in_a_prompt_of_glm(tmp_path):

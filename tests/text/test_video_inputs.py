@@ -7,7 +7,7 @@ import pytest
 from vision_checkpoints import END, IMAGE, LLAVA_PROCESSOR, TOKENIZER, llava_config, picture
 
 from jpaged import ImageSources, SamplingParams
-from jpaged.images import GivenLayout
+from jpaged.images import Clip, GivenLayout, open_video_processor
 from jpaged.text.chat_template import ChatOptions
 from jpaged.text.images import ImageInputs
 from jpaged.text.input_processor import InputProcessor
@@ -62,6 +62,15 @@ def test_a_group_of_frames_is_an_item_and_prompts_share_the_first_ones(inputs):
     assert shorter[0].arrays["pixels"] is items[0].arrays["pixels"], "it is prepared once"
     ending = items_of(inputs, FRAMES[:8])
     assert ending[0].length == 33 and ending[0].digest != items[0].digest, "it has the newline"
+
+
+def test_no_group_of_frames_is_larger_than_the_largest_picture(folder):
+    """Rows are as long as that one, and no other length is compiled."""
+    config = llava_config()
+    config.image_grid_pinpoints = [[28, 28], [28, 56]]
+    ours = open_video_processor(folder, config, TOKENIZER)
+    groups = ours.groups(Clip(FRAMES[:7], tuple(range(7)), 2.0, 7))
+    assert [group.last - group.first for group in groups] == [3, 3, 1]
 
 
 def test_pictures_and_videos_come_in_the_order_of_their_tokens(inputs):

@@ -6,6 +6,7 @@ attention block holds tokens; each tensor shard keeps its own columns of them.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from jpaged.scheduling.step import ScheduledStep
 from pallas_kernels.layout import LANES
 from pallas_kernels.platform import Impl
 
+SUBLANES = 8
+"""Rows of 128 numbers that lie together in a TPU's memory."""
 _LEAST_ROWS = 256
 """Features that a launch has places for at least; their number is a power of two."""
 
@@ -100,7 +103,7 @@ class ImageCache(EncodedCache):
         return (self.format.block_size, -(-elements // LANES), LANES)
 
     def pool_groups(self) -> tuple[GroupSpec, ...]:
-        policy = ImageFeatures(patches=self.group.patches, work=self.group.work)
+        policy = ImageFeatures(patches=self.group.patches, work=self.group.work, rounds=self.group.rounds)
         return (self.spec(self.group.name, 1, policy),)
 
     def reads(self) -> Reads:
@@ -160,9 +163,8 @@ class ImageCache(EncodedCache):
             return pool, hidden
 
         def on_shard(pool, rows):
-            view = pool.reshape(call.views[0])
-            size = self.format.block_size
-            own = self._features(view[rows // size, 0, rows % size])[:, index]
+            parts, numbers = self._parts(pool, call.views[0], rows)
+            own = self._features(parts[numbers])[:, index]
             # Gathered here: columns of their own would stay apart, and be gathered again by each layer.
             return jax.lax.all_gather(own, TENSOR_AXIS, axis=1, tiled=True)
 
@@ -194,12 +196,26 @@ class ImageCache(EncodedCache):
         features = jnp.pad(features, ((0, 0), (0, 0), (0, missing)))
 
         def on_shard(pool, features, rows):
-            blocks, size = pool.reshape(view), self.format.block_size
-            return blocks.at[rows // size, 0, rows % size].set(self._stored(features), mode="drop").reshape(pool.shape)
+            parts, numbers = self._parts(pool, view, rows)
+            stored = self._stored(features).reshape(*numbers.shape, *parts.shape[1:])
+            return parts.at[numbers].set(stored, mode="drop").reshape(pool.shape)
 
         shard, columns = PartitionSpec(TENSOR_AXIS), PartitionSpec(None, None, TENSOR_AXIS)
         sharded = over_tensor(on_shard, mesh, in_specs=(shard, columns, PartitionSpec()), out_specs=shard)
         return sharded(pool, features, rows)
+
+    def _parts(self, pool: Array, view: tuple[int, ...], rows: Int[Array, " rows"]) -> tuple[Array, Array]:
+        """Return the pool as parts of features, and the numbers of each row's; of a row out of range, numbers out of
+        range.
+
+        A part is as much of a row as lies in a TPU's memory as in the pool. Any other shape would be another layout
+        there, for which XLA copies the whole pool: of rows of seven times 128 numbers into one with eight.
+        """
+        blocks, layers, size, tiles, _ = view
+        part = tiles if tiles % SUBLANES == 0 else math.gcd(tiles, SUBLANES)
+        part = 1 if part == 2 and pool.dtype.itemsize == 1 else part  # four rows of bytes are a row of words
+        first = jnp.where(rows < blocks * size, rows // size * (layers * size) + rows % size, blocks * layers * size)
+        return pool.reshape(-1, part, LANES), first[:, None] * (tiles // part) + jnp.arange(tiles // part)
 
     def _stored(self, features: Float[Array, "features levels columns"]) -> Array:
         """Return features as rows of a block, in the pool's dtype."""

@@ -68,6 +68,7 @@ class ImageFeatures(NoTable):
         stays: whether tokens read it as long as they see the image (cross-attention), and not once.
         patches, work: what encoding an image costs: `work` tokens for each entry of its array `patches`, or for each of
             its features where it has no such array.
+        rounds: layers of each part that the encoder may stop after; () = it encodes an image as a whole.
 
     Raises:
         ValueError: when `most` is negative.
@@ -78,6 +79,7 @@ class ImageFeatures(NoTable):
     stays: bool = False
     patches: str = field(default="", repr=False)  # saved states compare what is shown
     work: float = field(default=1.0, repr=False)
+    rounds: tuple[int, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.most < 0:

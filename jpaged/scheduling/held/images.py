@@ -14,6 +14,7 @@ from jpaged.memory.hash_chain import Link
 from jpaged.memory.policies import UNBOUNDED
 from jpaged.memory.tiers import Content, Staged
 from jpaged.scheduling.held.base import Arrays, Held, Reach, SavedArrays, StepLimits
+from jpaged.scheduling.held.encode_parts import HalfEncoded
 from jpaged.scheduling.inputs import PromptItem
 from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.step import Chunk, Encode, ScheduledStep, StepPlan
@@ -48,7 +49,8 @@ class ImageHolds(Held):
     An image is encoded in the step in which a chunk reaches its tokens, or before. It is held per chunk and not as a
     whole, because encoding counts against the token budget: as many tokens as take the text model as long
     (`ImageFeatures.work`), at most as many as a prompt is sure to get. An image that is in the pool, or encoded in this
-    step for another request, costs nothing.
+    step for another request, costs nothing. One that costs more than a step is encoded over several where the encoder
+    can stop between its layers (`HalfEncoded`), one image at a time. Each request that waits for it goes on with it.
 
     Images that stay (`ImageFeatures.stays`) are held until the last token that sees them was dispatched: the one before
     the next image, or the request's last. A chunk sees only one of them.
@@ -65,6 +67,8 @@ class ImageHolds(Held):
         # With the blocks that were read for them when they were held: those cost no budget, whatever is dropped later.
         self._encoding: dict[bytes, tuple[PromptItem, list[tuple[Link, Staged]]]] = {}
         self._filling: list[StoredImage] = []
+        self._half: HalfEncoded | None = None
+        self._lost: HalfEncoded | None = None
 
     def check(self, request: Request) -> None:
         """Refuse images that no step could compute.
@@ -118,15 +122,29 @@ class ImageHolds(Held):
 
     # Acquiring and releasing.
 
-    def _cost(self, image: PromptItem) -> int:
-        """Return how many tokens of a step's budget encoding an image takes; features that a caller gives, which have
-        no patches, are copied for one each."""
+    def _work(self, image: PromptItem) -> float:
+        """Return what encoding an image computes, in tokens; features that a caller gives, which have no patches, are
+        copied for one each."""
         name, work = self._policy.patches, self._policy.work
-        total = sum(
+        return sum(
             len(part.arrays[name]) * work if name in part.arrays else part.features * (1.0 if name else work)
             for part in image.each
         )
-        return max(1, math.ceil(total))
+
+    def _cost(self, image: PromptItem) -> int:
+        """Return how many tokens of a step's budget encoding an image takes."""
+        return max(1, math.ceil(self._work(image)))
+
+    def _takes_steps(self, image: PromptItem) -> bool:
+        """Tell whether an image is encoded over several steps: one has too few tokens, and the encoder can stop."""
+        can_stop = len(self._policy.rounds) > 1 and self._policy.patches in image.arrays
+        return can_stop and self._cost(image) > self._limits.sure
+
+    def _begun(self) -> HalfEncoded | None:
+        """Return the image that was begun and was not whole before this step; None where no request holds it now."""
+        if self._half is not None and not self._half.is_held:
+            self._half, self._lost = None, self._half
+        return self._half
 
     def _held(self, request: Request) -> dict[int, HeldImage]:
         """Return the images that the request holds, by their place among those that it asks for."""
@@ -147,10 +165,17 @@ class ImageHolds(Held):
                 break
             if stays and number and before > 0:
                 return Reach(before, cost)
+            begun = self._begun()
+            half = begun if begun is not None and begun.stored.digest == image.digest else None
+            if half is not None and not half.is_whole and before > 0:
+                return Reach(before, cost)
             if number not in held:
                 missing = not self.blocks.holds_content(image.digest)
                 read = self._read(request.request_id, image) if missing else []
-                own = min(self._cost(image), self._limits.sure) if missing and not read else 0
+                in_parts = missing and not read and self._takes_steps(image)
+                if in_parts and (before > 0 or begun is not None):
+                    return Reach(max(before, 0), cost)
+                own = min(self._cost(image), self._limits.sure) if missing and not read and not in_parts else 0
                 room = min(length, budget - cost - own)
                 if before > 0 and room < before + (image.length if image.whole else 1):
                     return Reach(before, cost)  # it is held when a chunk begins with it, and not before
@@ -159,11 +184,19 @@ class ImageHolds(Held):
                 found = self.blocks.hold(image.digest, image.features)
                 if found is None:
                     return None if before <= 0 else Reach(before, cost)
-                if missing:
+                if in_parts:
+                    rounds, sure = self._policy.rounds, self._limits.sure
+                    half = self._half = HalfEncoded(image, found.image, self._work(image), rounds, sure)
+                elif missing:
                     self._encoding[image.digest] = image, read
                 held[number] = found
                 cost += own
                 length = min(length, budget - cost)
+            if half is not None:
+                cost += half.extend(budget - cost)
+                length = min(length, budget - cost)
+                if not half.is_whole:
+                    return Reach(0, cost)
             if length <= before or (image.whole and before + image.length > length):
                 return Reach(max(before, 0), cost)
         return Reach(length, cost)
@@ -191,6 +224,7 @@ class ImageHolds(Held):
     def clear(self) -> None:
         self._encoding.clear()
         self._filling.clear()
+        self._half = self._lost = None
 
     def contents(self, request: Request) -> Iterable[Content]:
         blocks = self.blocks
@@ -224,8 +258,19 @@ class ImageHolds(Held):
                     yield ImageRead(request, number, chunk.seq.seq_id, first, last, held[number].blocks)
 
     def take(self, plan: StepPlan) -> None:
+        half, part = self._begun(), []
+        if half is not None:
+            part = half.take()
+            if half.is_whole:
+                self._half = None
+        if self._lost is not None:
+            part = part or self._lost.forget()  # the first part of another image takes its place
+            self._lost = None
+        plan.add_work(ENCODES, part)
         if self._encoding:
             for stored in self.blocks.take_pending():
+                if stored.digest not in self._encoding:
+                    continue  # encoded over several steps
                 image, read = self._encoding[stored.digest]
                 if read:
                     self._fill(stored, read)
@@ -243,7 +288,7 @@ class ImageHolds(Held):
 
     def dispatched(self, step: ScheduledStep) -> None:
         blocks = self.blocks
-        for stored in (*(encode.stored for encode in step.work_of(ENCODES)), *self._filling):
+        for stored in (*(encode.stored for encode in step.work_of(ENCODES) if encode.completes), *self._filling):
             blocks.encoded(stored)
         self._filling.clear()
         for read in step.rows.get(self.kind, ()):

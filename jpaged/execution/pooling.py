@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.mesh import HostOrDevice, each_replica, own_sharding, stack
+from jpaged.execution.packing import opened
 from jpaged.execution.readouts.base import Device, ForwardPass, first_rows, of_replica
 from jpaged.scheduling.request import Request
 from jpaged.scheduling.step import ScheduledStep
@@ -138,7 +139,7 @@ class PromptPooling:
         if not modes:
             return None
         each = zip(forward.steps, forward.batches, strict=True)
-        owners = stack(self._mesh, [owners_of_rows(step, batch, self._size) for step, batch in each])
+        owners = stack(self._mesh, [owners_of_rows(step, opened(batch), self._size) for step, batch in each])
         sums = device.pool_hidden(owners, self._size, False) if modes != {"max"} else None
         largest = device.pool_hidden(owners, self._size, True) if "max" in modes else None
         return PooledStates(forward.steps, sums, largest, device.fetch)

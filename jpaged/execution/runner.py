@@ -170,11 +170,11 @@ class Runner:
             steps = [self._drafter.fill(steps[0])]
         bucket = self._bucket_of(steps)
         batches = [builder.laid_out(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
-        if len(batches) > 1 or self.recorder is not None:
+        if len(batches) > 1:
             batches = [opened(batch) for batch in batches]
         recording = None
         if self.recorder is not None:  # replicas have none
-            recording = self.recorder.record(self._memory_of(steps[0]), steps[0], batches[0], bucket)
+            recording = self.recorder.record(self._memory_of(steps[0]), steps[0], opened(batches[0]), bucket)
         self.worker.compute(stack(self.mesh, batches), bucket, steps[0].num_samples)
         return ForwardPass(steps, batches, recording)
 

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.mesh import HostOrDevice, each_replica, own_sharding, stack
+from jpaged.execution.packing import opened
 from jpaged.execution.readouts.base import Device, ForwardPass, first_rows, of_replica
 from jpaged.execution.sampling.sampler import rank
 from jpaged.execution.sampling.sampling_batch import top_size
@@ -113,7 +114,7 @@ class PromptScoring:
         if not scored:
             return None
         top = top_size(max(request.params.prompt_logprobs or 0 for request in scored))
-        rows = [score_rows(step, batch) for step, batch in zip(forward.steps, forward.batches, strict=True)]
+        rows = [score_rows(step, opened(batch)) for step, batch in zip(forward.steps, forward.batches, strict=True)]
         calls = -(-max(len(each.scores) for each in rows) // ROWS)
         outputs = []
         for call in zip(*(slices(each, calls) for each in rows), strict=True):

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Int
 
 from jpaged.execution.caches.base import LayerCache, NextDecodes
 from jpaged.execution.compile.buckets import Bucket
-from jpaged.execution.packing import Packed, opened, packed
+from jpaged.execution.packing import Packed, packed
 from jpaged.memory.layout import GroupLayout
 from jpaged.scheduling.step import Decodes, ScheduledStep
 
@@ -44,7 +44,7 @@ class DecodeBatches:
         if step.decodes.sources.min() < 0:
             return batch
         whole = packed(batch)
-        self._last = _Last(step.decodes, bucket, whole)
+        self._last = _Last(step.decodes, bucket, whole, whole.form.whereabouts)
         return whole
 
     def next(
@@ -62,27 +62,33 @@ class DecodeBatches:
         if last is None or not last.goes_on(step, bucket):
             return None
         decodes, changed = step.decodes, [*step.decodes.tables]
-        whole = replace(last.batch, words=np.array(last.batch.words))
-        batch = opened(whole)
-        for column in (batch.positions, batch.kv_lens):
-            column[: decodes.number] += 1
+        words = np.array(last.batch.words)
+        for part in (last.parts.positions, last.parts.kv_lens):
+            words[part.start : part.start + decodes.number] += 1
         rows = [decodes.seqs[place].row for place in changed]
         following = NextDecodes(decodes.starts, changed)
-        for (cache, group_slice, layouts), arrays in zip(self._kinds, batch.caches, strict=True):
+        for (cache, group_slice, layouts), parts in zip(self._kinds, last.parts.caches, strict=True):
+            make: Any = cache.Batch
+            arrays = make(*(None if part is None else part.of(words) for part in parts))
             if changed:
                 (table,) = tables[group_slice]
                 arrays.table[changed] = table[rows]
             cache.follow(arrays, following, layouts)
-        self._last = last._replace(decodes=decodes, batch=whole)
-        return whole
+        self._last = last._replace(decodes=decodes, batch=replace(last.batch, words=words))
+        return self._last.batch
 
 
 class _Last(NamedTuple):
-    """The last step: its sequences, and its batch."""
+    """The last step: its sequences, and its batch.
+
+    Attributes:
+        parts: a `StepBatch` of where its arrays lie in the buffer.
+    """
 
     decodes: Decodes
     bucket: Bucket
     batch: Packed
+    parts: Any
 
     def goes_on(self, step: ScheduledStep, bucket: Bucket) -> bool:
         """Tell whether a step decodes the next tokens of the sequences, of which the host knows none yet."""

@@ -57,6 +57,11 @@ class Form:
     tree: Any
     parts: tuple[Part | None, ...]
 
+    @cached_property
+    def whereabouts(self) -> Any:
+        """Return the argument's tree with the parts in the places of the leaves."""
+        return jax.tree.unflatten(self.tree, self.parts)
+
     def __hash__(self) -> int:
         return self._hash  # each call of a program asks for it
 

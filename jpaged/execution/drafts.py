@@ -94,10 +94,10 @@ class Drafter:
             for chunk in waiting:
                 drafts = found[chunk.seq.seq_id]
                 position = chunk.start + len(drafts)
-                passed.chunks.append(Chunk(chunk.seq, position, 1, -1, chunk.tables, drafts[-1:]))
+                passed.others.append(Chunk(chunk.seq, position, 1, -1, chunk.tables, drafts[-1:]))
                 so_far = Chunk(chunk.seq, chunk.start, 1 + len(drafts), -1, None, drafts)
-                passed.samples.append(Sample(requests[chunk.seq.seq_id], chunk.seq, so_far))
-            for chunk, token in zip(waiting, self._pass(passed, passed.samples), strict=True):
+                passed.other_samples.append(Sample(requests[chunk.seq.seq_id], chunk.seq, so_far))
+            for chunk, token in zip(waiting, self._pass(passed, passed.other_samples), strict=True):
                 found[chunk.seq.seq_id] += (token,)
         return step.drafted(found)
 
@@ -111,12 +111,12 @@ class Drafter:
         for chunk in step.undrafted:
             masks, request = (mask_token,) * len(chunk.drafts), requests[chunk.seq.seq_id]
             block = chunk._replace(source_row=-1, drafts=masks)
-            passed.chunks.append(block)
+            passed.others.append(block)
             before, *at_masks = block.prefixes
-            passed.samples.extend(Sample(request, chunk.seq, each) for each in at_masks)
+            passed.other_samples.extend(Sample(request, chunk.seq, each) for each in at_masks)
             drawn += (Sample(request, chunk.seq, each) for each in (before, *at_masks[:-1]))
         tokens = iter(self._pass(passed, drawn))
-        found = {c.seq.seq_id: tuple(next(tokens) for _ in c.drafts) for c in passed.chunks}
+        found = {c.seq.seq_id: tuple(next(tokens) for _ in c.drafts) for c in passed.others}
         return step.drafted(found)
 
     def _pass(self, step: ScheduledStep, drawn: list[Sample]) -> list[int]:

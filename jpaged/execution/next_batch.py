@@ -5,7 +5,7 @@ Between two such steps only positions, lengths and slots grow, and a table has a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -68,8 +68,8 @@ class DecodeBatches:
         rows = [decodes.seqs[place].row for place in changed]
         following = NextDecodes(decodes.starts, changed)
         for (cache, group_slice, layouts), parts in zip(self._kinds, last.parts.caches, strict=True):
-            make: Callable[..., Any] = cache.Batch
-            arrays = make(*[None if part is None else part.of(words) for part in parts])
+            make: Any = cache.Batch
+            arrays = make(*(None if part is None else part.of(words) for part in parts))
             if changed:
                 (table,) = tables[group_slice]
                 arrays.table[changed] = table[rows]

@@ -244,7 +244,7 @@ class Worker:
         """Run the model on a batch of `bucket`'s shape; `score` and `draw` go on from it."""
         self._sampled = None
         self._hidden.begin(bucket.tokens if self._deterministic else None)
-        if isinstance(batch, StepBatch):
+        if isinstance(batch, StepBatch):  # else no layer takes what the device has, see `LayerCache.follows`
             for work in self.works.values():
                 batch = work.given(self.pool, batch)
         if not self._deterministic:

@@ -11,7 +11,7 @@ third tier: cached blocks that the pool loses.
 """
 
 from jpaged.memory.block_records import Block, BlockState, GroupMap
-from jpaged.memory.block_tables import NO_BLOCK
+from jpaged.memory.block_tables import NO_BLOCK, Leaves
 from jpaged.memory.capacity import Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.copies import BlockCopy, HostBlock, SwapCopy
 from jpaged.memory.event_log import EventLog
@@ -60,6 +60,7 @@ __all__ = [
     "HeldImage",
     "HostBlock",
     "ImageFeatures",
+    "Leaves",
     "Lifetime",
     "MapChanges",
     "MemoryManager",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 
 from jpaged.cache_retention import CacheRetention
 from jpaged.memory.checkpoint_share import Guess
@@ -27,6 +28,17 @@ def request_groups(
     return [(policy.for_request(encoder_tokens, prompt_tokens), size) for policy, size in groups]
 
 
+class Leaves(IntEnum):
+    """Says which of its prefixes a request leaves for later ones; saved by its number."""
+
+    ALL = 0
+    """All that its policies choose."""
+    LESS = 1
+    """Those that several requests probably begin with."""
+    NOTHING = 2
+    """Only its `kept_tokens`."""
+
+
 class RequestBlocks:
     """The state that the sequences of one request share: placement, policies and their number.
 
@@ -41,7 +53,7 @@ class RequestBlocks:
             one there, and later ones may, too.
         junction: leading tokens after which its prompt parts from a recent one inside that, or the next one's probably
             from it, where no recent one began so; 0 = none.
-        leaves_less: whether it leaves less for later requests than its policies would, see `leave_less`.
+        leaves: what it leaves for later requests, see `leave_less`.
         item_end: leading tokens up to the end of the prompt's last item: another question about it parts there; 0 =
             none.
         ends: lengths after which it is to leave what a later request may begin with, see `Policy.for_prefix`.
@@ -62,7 +74,7 @@ class RequestBlocks:
         "item_end",
         "junction",
         "kept_tokens",
-        "leaves_less",
+        "leaves",
         "marks",
         "num_seqs",
         "open_pages",
@@ -93,7 +105,7 @@ class RequestBlocks:
         self.begun: tuple[int, int] | None = None
         self.parts_at = 0
         self.junction = 0
-        self.leaves_less = False
+        self.leaves = Leaves.ALL
         self._all_left: list[tuple[Policy, int]] | None = None  # `groups` before `leave_less`
         self.ends: tuple[int, ...] = ()
         self.item_end = 0
@@ -119,22 +131,23 @@ class RequestBlocks:
         kept = (self.kept_tokens,) if self.kept_tokens and not self.marks else (self.kept_tokens, shared, *ends)
         self.groups = [(policy.for_prefix(cached, *kept), size) for policy, size in self.groups]
 
-    def leave_less(self, *, nothing: bool = False) -> bool:
-        """Leave for later requests what several probably begin with, or `nothing` but what is to be found; return
-        whether that is less than before."""
-        if self.leaves_less and not nothing:
+    def leave_less(self, leaves: Leaves = Leaves.LESS) -> bool:
+        """Leave no more than that for later requests; return whether it is less than before."""
+        if leaves <= self.leaves:
             return False
         (cached, shared), before = self.begun or (0, 0), self.groups
-        kept = (self.kept_tokens,) if nothing else (self.kept_tokens, shared)
-        self.groups = [(policy.for_little_room(cached, *kept, at_end=not nothing), size) for policy, size in before]
-        self.leaves_less = self.groups != before
-        self._all_left = before if self.leaves_less else None
-        return self.leaves_less
+        at_end = leaves is not Leaves.NOTHING
+        kept = (self.kept_tokens, shared) if at_end else (self.kept_tokens,)
+        groups = [(policy.for_little_room(cached, *kept, at_end=at_end), size) for policy, size in before]
+        if groups == before:
+            return False
+        self.groups, self.leaves, self._all_left = groups, leaves, self._all_left or before
+        return True
 
     def leave_all(self) -> None:
         """Undo `leave_less`, before anything else happened to the request."""
         if self._all_left is not None:
-            self.groups, self.leaves_less, self._all_left = self._all_left, False, None
+            self.groups, self.leaves, self._all_left = self._all_left, Leaves.ALL, None
 
     def guess(self, end: int) -> Guess | None:
         """Return why the state after `end` tokens is kept once no sequence owns it; None where a request began with it

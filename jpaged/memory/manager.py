@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 from jpaged.cache_retention import CacheRetention
 from jpaged.memory import invariants
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.block_tables import NO_BLOCK, BlockTables, RequestBlocks, Sequences, request_groups
+from jpaged.memory.block_tables import NO_BLOCK, BlockTables, Leaves, RequestBlocks, Sequences, request_groups
 from jpaged.memory.capacity import CapacityCheck, Fit, Lifetime, Need, ReclaimEstimate
 from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.copies import BlockCopy
@@ -353,16 +353,15 @@ class MemoryManager:
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
         return self._lookup.attach(sequence, token_ids, max(limit, 0), salt=salt, spans=spans, from_tiers=from_tiers)
 
-    def leave_less(self, seq_id: int, *, nothing: bool = False) -> bool:
-        """Make a sequence that has its cached prefix and nothing else leave less for later requests, or `nothing` but
-        its `kept_tokens`; return whether it takes less room so."""
+    def leave_less(self, seq_id: int, leaves: Leaves = Leaves.LESS) -> bool:
+        """Make a sequence that has its cached prefix and nothing else leave no more than that for later requests;
+        return whether it takes less room so."""
         sequence = self._sequences.get(seq_id)
-        return sequence is not None and sequence.request.leave_less(nothing=nothing)
+        return sequence is not None and sequence.request.leave_less(leaves)
 
-    def leaves_less(self, seq_id: int) -> bool:
-        """Tell whether a sequence was made to leave less."""
-        sequence = self._sequences.get(seq_id)
-        return sequence is not None and sequence.request.leaves_less
+    def leaves(self, seq_id: int) -> Leaves:
+        """Return what a sequence leaves for later requests."""
+        return self._sequences[seq_id].request.leaves
 
     def leave_all(self, seq_id: int) -> None:
         """Undo `leave_less`, at once."""

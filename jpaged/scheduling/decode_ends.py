@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from jpaged.scheduling.request import Request
+from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.step import Decodes
 
 
@@ -14,7 +14,7 @@ class DecodeEnds:
     """Keeps what may end the sequences that decode together, while they are the same."""
 
     def __init__(self) -> None:
-        self._requests: list[Request] = []
+        self._seqs: list[Sequence] = []  # not their requests, which may hold pictures
         self._stop_ids: frozenset[int] = frozenset()
         self._most = np.zeros(0, np.int64)
         self._always: frozenset[int] = frozenset()
@@ -26,7 +26,7 @@ class DecodeEnds:
         Args:
             tokens: what the rows drew.
         """
-        if decodes.requests != self._requests:
+        if decodes.seqs != self._seqs:
             self._look_at(decodes)
         for request in self._begin:
             if request.live and request.first_token_time is None:
@@ -40,7 +40,7 @@ class DecodeEnds:
         return rows | {*np.flatnonzero(long).tolist()} if long.any() else rows
 
     def _look_at(self, decodes: Decodes) -> None:
-        requests = self._requests = decodes.requests
+        requests, self._seqs = decodes.requests, decodes.seqs
         self._stop_ids = frozenset().union(*{request.stop_ids for request in requests})
         self._most = np.array([request.max_total_tokens for request in requests])
         self._always = frozenset(row for row, seq in enumerate(decodes.seqs) if seq.stop_search is not None)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Literal
 
-from jpaged.memory import BlockCopy
+from jpaged.memory import BlockCopy, Leaves
 from jpaged.scheduling.admission import Admission
 from jpaged.scheduling.allocation import Allocation
 from jpaged.scheduling.queues import Queues
@@ -58,7 +58,7 @@ class Preemption:
             if fewer == victims:
                 memory.leave_all(first)
             victims = fewer
-        if victims is None and not self._queues.running and memory.leave_less(first, nothing=True):
+        if victims is None and not self._queues.running and memory.leave_less(first, Leaves.NOTHING):
             victims = self._admission.find_victims(request, plan, is_enough)
         for _ in victims or ():
             self.preempt_last(plan)

@@ -342,11 +342,10 @@ class Scheduler:
             return None
         ahead = self.tier_prefetch
         if most_cached is None and ahead is not None and ahead.has_read(request):  # only now is there room for all
-            leaves_less = self.memory.leaves_less(live[0].seq_id)
+            leaves = self.memory.leaves(live[0].seq_id)
             self.allocation.detach(live[0])
             self.allocation.attach(request, live[0], None, from_tiers=True)
-            if leaves_less:
-                self.memory.leave_less(live[0].seq_id)
+            self.memory.leave_less(live[0].seq_id, leaves)
         return self.allocation.place(request, live, plan.left - plan.reserved, self._max_chunk, most_cached)
 
     # ------------------------------------------------------------------ after the step

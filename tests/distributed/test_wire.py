@@ -12,6 +12,7 @@ from jpaged.execution.batch import StepBatch
 from jpaged.execution.caches.attention import AttentionBatch
 from jpaged.execution.caches.prompt_budget import PromptBudgetBatch
 from jpaged.execution.compile.buckets import Bucket
+from jpaged.execution.packing import packed
 from jpaged.execution.sampling.sampling_batch import blank_rows
 from jpaged.execution.wire import decode, encode
 
@@ -45,6 +46,7 @@ def test_a_step_arrives_as_what_the_worker_takes():
     sent = (batch, Bucket(4, 2, True), 3), (blank_rows(4, 100), 8), ("swap_out", [ints], [ints[:0]])
     names = [decode(encode("call", args))[1] for args in sent]
     assert all(map(equal, names[:2], sent[:2]))
+    assert equal(decode(encode("call", (packed(batch),)))[1], (batch,)), "other processes pack it for themselves"
     kind, (dropped,), (moves,) = names[2]
     assert kind == "swap_out" and dropped.tolist() == ints.tolist() and moves.shape == (0,)
 

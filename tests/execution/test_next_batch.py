@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jpaged.execution import Bucket
@@ -15,41 +15,63 @@ from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.caches.registry import layer_caches
 from jpaged.execution.packing import Packed, opened, packed
 from jpaged.memory import MemoryManager
-from jpaged.model_api import AttentionGroup
+from jpaged.model_api import AttentionGroup, LatentGroup, LayerGroup
 from jpaged.sampling_params import SamplingParams
 from jpaged.scheduling import Chunk, Request, ScheduledStep, Scheduler, Sequence
 from jpaged.scheduling.step import Decodes
 
 SEQS, LENGTH = 5, 40
 GROUPS = [AttentionGroup("full", (0,), 1, 64), AttentionGroup("window", (1,), 1, 64, sliding_window=6)]
-SPEC = PoolSpec.plan(layer_caches(GROUPS, BlockSettings(4, np.dtype("float32"), 1)), 1 << 18)
+MORE = [AttentionGroup("chunks", (2,), 1, 64, chunk_size=8), LatentGroup("latents", (3,), 96, 32)]
 
 
-def request(number: int, prompt: int, output: int) -> Request:
+def spec_of(groups: list[LayerGroup], size: int = 1 << 18) -> PoolSpec:
+    return PoolSpec.plan(layer_caches(groups, BlockSettings(4, np.dtype("float32"), 1)), size)
+
+
+SPEC, SMALL = spec_of(GROUPS), spec_of([*GROUPS, *MORE], 3 << 15)
+
+
+def request(number: int, prompt: int, output: int, width: int = 1) -> Request:
     tokens = [(7 * number + i) % 11 for i in range(prompt)]
-    params = SamplingParams(max_tokens=output, ignore_eos=True)
-    seq = Sequence(number, 0, [*tokens], prompt)
-    return Request(number, tokens, params, 0, prompt + output, frozenset(), frozenset(), [seq])
+    params = SamplingParams(max_tokens=output, ignore_eos=True, n=width, temperature=1.0)
+    seqs = [Sequence(2 * number + index, index, [*tokens], prompt) for index in range(width)]
+    return Request(number, tokens, params, 0, prompt + output, frozenset(), frozenset(), seqs)
 
 
-def make_builder() -> BatchBuilder:
-    return BatchBuilder(SPEC, max_num_seqs=SEQS, max_model_len=LENGTH)
+def make_builder(spec: PoolSpec = SPEC) -> BatchBuilder:
+    return BatchBuilder(spec, max_num_seqs=SEQS, max_model_len=LENGTH)
 
 
-arrivals = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 12), st.integers(1, 24)), min_size=1, max_size=7)
+numbers = st.tuples(st.integers(0, 12), st.integers(1, 12), st.integers(1, 24), st.sampled_from([1, 1, 1, 2]))
+some_steps = st.lists(st.integers(0, 30), max_size=2)
 
 
 @settings(max_examples=20, deadline=None)
-@given(arrivals, st.lists(st.integers(0, 30), max_size=2))
-def test_batches_that_follow_are_those_made_anew(arrivals, drained):
-    memory = MemoryManager(SPEC.layout, prefix_caching=True, max_step_tokens=8)
-    scheduler = Scheduler(memory, max_num_seqs=SEQS, max_num_batched_tokens=8)
-    following, anew, todo, before = make_builder(), make_builder(), sorted(arrivals), None
-    for now in range(200):
+@given(
+    arrivals=st.lists(numbers, min_size=1, max_size=7),
+    drained=some_steps,
+    failed=some_steps,
+    aborted=some_steps,
+    mode=st.sampled_from(["recompute", "swap"]),
+)
+@example([(0, 12, 24, 1)] * 5, [], [17], [11], "swap")
+@example([(0, 12, 24, 1)] * 5, [], [], [], "recompute")
+def test_batches_that_follow_are_those_made_anew(arrivals, drained, failed, aborted, mode):
+    """The pool is too small for all: sequences are preempted, and come back to other rows and blocks."""
+    memory = MemoryManager(SMALL.layout, prefix_caching=True, max_step_tokens=8, swap_space_bytes=1 << 16)
+    scheduler = Scheduler(memory, max_num_seqs=SEQS, max_num_batched_tokens=8, preemption_mode=mode)
+    following, anew, todo, before = make_builder(SMALL), make_builder(SMALL), sorted(arrivals), None
+    for now in range(2000):
         if not (todo or scheduler.has_work):
             break
         while todo and todo[0][0] <= now:
             scheduler.add(request(len(arrivals) - len(todo), *todo.pop(0)[1:]))
+        if now in aborted and scheduler.requests:
+            scheduler.abort(scheduler.requests[0])
+        if now in failed:
+            scheduler.restart()
+            before = None
         step = scheduler.schedule()
         bucket = Bucket(SEQS, SEQS, True) if step.num_tokens == step.num_chunks else Bucket(8, SEQS, False)
         found, wanted = following.build(step, bucket), anew.build(ScheduledStep(step.chunks, step.samples), bucket)

@@ -109,6 +109,20 @@ def test_a_request_still_leaves_less_once_it_has_what_a_tier_read(pages, monkeyp
     assert 32 not in left and 40 in left, "the states inside its prompt are not left"
 
 
+@pytest.mark.parametrize("pages, layer_bytes, prompt, output", [(11, 8, 36, 4), (4, 40, 26, 13)])
+def test_a_request_that_leaves_nothing_has_what_a_tier_read(pages, layer_bytes, prompt, output, monkeypatch):
+    monkeypatch.setattr(tier_prefetch, "LONGEST_STOP", 0.0)
+    groups = [group("full", layer_bytes=8), group("state", interval=8, layer_bytes=layer_bytes)]
+    loop = Loop(make_scheduler(pages, groups=groups, prefix_caching=True, budget=40, ram=FakeStore(0)))
+    loop.run(make_request([*range(23), 999], 1))
+    for n in range(1, 4):
+        loop.run(make_request([*range(1000 * n, 1000 * n + prompt - 10)], 1))
+    request = make_request(range(prompt), output)
+    loop.run(request)
+    assert request.num_cached_tokens == request.tier_tokens["ram"] == 16
+    assert request.sequences[0].output_token_ids == alone(request, groups)[0]
+
+
 def test_blocks_of_a_pinned_prefix_count_once_at_refusal():
     loop = pinned_loop(50)
     with pytest.raises(ValueError, match="can never fit the pool of 50 large pages"):

@@ -11,7 +11,7 @@ from arrivals import GROUPS, drawn_arrivals, pages_for
 from fake_device import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_schedulers import make_request, make_scheduler
+from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
 from unpaged import alone, alone_beams
 
@@ -115,6 +115,24 @@ def test_a_scheduler_that_is_saved_again_and_again_gives_the_same_tokens(
     loop.step()
     assert not loop.device.host
     assert sorted(loop.scheduler.allocation.free_rows) == list(range(max_num_seqs))
+
+
+@pytest.mark.parametrize(
+    "pages, prompt, output, kept, ends", [(2, 42, 1, 0, ()), (200, 60, 4, 44, (13, 34)), (200, 60, 4, 16, ())]
+)
+def test_what_a_request_leaves_for_later_ones_is_as_it_was(pages, prompt, output, kept, ends):
+    """The first fits only where it leaves no state."""
+    groups = [group("full", layer_bytes=8), group("state", interval=8, layer_bytes=160 if pages < 4 else 16)]
+    request = make_request(range(prompt), output)
+    request.kept_tokens, request.prefix_ends = kept, ends
+    options = {"groups": groups, "prefix_caching": True, "budget": 9}
+    loop, requests = Loop(make_scheduler(pages, **options)), {request.request_id: request}
+    loop.scheduler.add(request)
+    while loop.scheduler.has_work:
+        loop.step()
+        loop = go_on(loop, requests, lambda: make_scheduler(pages, **options))
+    (request,) = requests.values()
+    assert request.sequences[0].output_token_ids == alone(request, groups)[0] and not request.num_preemptions
 
 
 PARAMS = SamplingParams(

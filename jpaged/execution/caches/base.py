@@ -168,7 +168,9 @@ class LayerCache(ABC):
     by_seq: ClassVar[tuple[str, ...]] = ()
     """Arrays of a `Batch` with an entry for each sequence."""
     follows: ClassVar[bool] = False
-    """True if `follow` makes the arrays of decodes from those before; for kinds of one pool group and one `table`."""
+    """True if `follow` makes the arrays of decodes from those before: for kinds of one pool group and one `table`, to
+    whose arrays no `PoolWork.given` adds any. A kind that inherits it with another `batch` overrides it, or `follow`.
+    """
     skips_unread_rows: ClassVar[bool] = False
     """True if `operate` takes `last_keys` of -1, see `jpaged.model_api.Attend`, or if results are not per token."""
 

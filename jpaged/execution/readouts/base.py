@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.execution.batch import StepBatch
-from jpaged.execution.packing import Packed, opened
+from jpaged.execution.packing import Packed
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.scheduling.request import Request
@@ -139,9 +139,9 @@ class InFlight:
         return self.readings.wait(self.replica)
 
 
-def first_rows(step: ScheduledStep, batch: StepBatch | Packed) -> dict[int, int]:
+def first_rows(step: ScheduledStep, batch: StepBatch) -> dict[int, int]:
     """Return in which row of the batch each sequence of the step begins, by seq_id."""
-    starts = np.asarray(opened(batch).query_starts)
+    starts = np.asarray(batch.query_starts)
     return {chunk.seq.seq_id: int(start) for chunk, start in zip(step.chunks, starts, strict=False)}
 
 

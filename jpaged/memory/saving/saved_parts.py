@@ -8,7 +8,7 @@ from typing import Any
 
 from jpaged.cache_retention import read_retention
 from jpaged.memory.allocator import BlockAllocator
-from jpaged.memory.block_tables import BlockTables, RequestBlocks
+from jpaged.memory.block_tables import BlockTables, Leaves, RequestBlocks
 from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
 from jpaged.memory.pages import NO_GROUP, OpenPages
@@ -178,6 +178,7 @@ def request_data(request: RequestBlocks, open_pages: NumberedOpenPages) -> dict[
         "encoder_tokens": request.encoder_tokens,
         "prompt_tokens": request.prompt_tokens,
         "kept_tokens": request.kept_tokens,
+        "marks": list(request.marks),
         "directives": [] if request.retention is None else [list(one) for one in request.retention.directives],
         "begun": None if request.begun is None else list(request.begun),
         "parts_at": request.parts_at,
@@ -185,7 +186,7 @@ def request_data(request: RequestBlocks, open_pages: NumberedOpenPages) -> dict[
         "goes_on": request.goes_on,
         "item_end": request.item_end,
         "junction": request.junction,
-        "leaves_less": request.leaves_less,
+        "leaves_less": int(request.leaves),
     }
 
 
@@ -195,15 +196,14 @@ def load_request(
     """Return the state that the tables of a request share. The caller counts its sequences."""
     # 0.2.0 counted the features of images here.
     encoder_tokens = data["encoder_tokens"] if any(policy.reads_encoder for policy, _ in groups) else 0
-    tokens = encoder_tokens, data["prompt_tokens"], data["kept_tokens"]
+    tokens = encoder_tokens, data["prompt_tokens"], data["kept_tokens"], data.get("marks", ())
     request = RequestBlocks(data["id"], open_pages[data["association"]], groups, *tokens)
     request.retention = read_retention(data.get("directives"), None)  # 0.2.0 saved none
     if data["begun"] is not None:
         # Saved by 0.2.0 without ends.
         cached, shared = data["begun"]
         request.begin(cached, shared, data.get("ends", ()), goes_on=data.get("goes_on", False))
-    if data.get("leaves_less"):
-        request.leave_less()
+    request.leave_less(Leaves(data.get("leaves_less", 0)))  # True or False before there were several
     request.junction = data.get("junction", 0)  # 0.2.0 did not ask for it, nor for the next
     request.parts_at = data.get("parts_at", 0)
     request.item_end = data.get("item_end", 0)

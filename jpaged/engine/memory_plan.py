@@ -146,7 +146,9 @@ def plan_memory(
             rows=rows,
             kernel_impl=kernel_impl,
         )
-        sizes = (measure or compile_largest)(programs)
+        kept = programs.half_encoded_bytes  # while any of them runs
+        measured = (measure or compile_largest)(programs)
+        sizes = tuple(replace(size, temporary_bytes=size.temporary_bytes + kept) for size in measured)
     temporary = max((program.temporary_bytes for program in sizes), default=0)
     spec = PoolSpec.plan(caches, size(temporary))
     return MemoryPlan(spec, device_bytes(params), in_order, useful, memory, sizes)

@@ -17,6 +17,7 @@ from jpaged.execution.caches.base import Pool
 from jpaged.execution.caches.cross_attention import CrossAttentionCache
 from jpaged.execution.caches.images import EncodedCache, blocks_of_image
 from jpaged.execution.caches.pool import PoolSpec
+from jpaged.execution.image_rows import ImageRows
 from jpaged.execution.mesh import Kind, each_replica, own_sharding, pool_sharding, under_mesh
 from jpaged.execution.prompt_attention import SegmentAttention
 from jpaged.images import GIVEN_FEATURES
@@ -136,6 +137,16 @@ def between_parts(
     state = jax.eval_shape(each_replica(begun, mesh, ("shared", "own"), "own"), params, arrays)
     placed = own_sharding(mesh)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), state)
+
+
+def lengths_in_parts(group: Any, rows: ImageRows, sure: int) -> tuple[int, ...]:
+    """Return the lengths of the rows that images take which are encoded over several steps.
+
+    Args:
+        group: what holds what the encoder makes.
+        sure: tokens that a step is sure to have for one prompt, see `StepLimits`.
+    """
+    return rows.lengths_above(sure / group.work) if len(group.rounds) > 1 else ()
 
 
 def _row_of(

@@ -16,7 +16,17 @@ from jpaged.execution.batch import empty_batch
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.buckets import Bucket, Buckets
-from jpaged.execution.encode import calls, decodes_read_images, image_group, make_encode, no_rows, numbers_together
+from jpaged.execution.device_memory import device_bytes
+from jpaged.execution.encode import (
+    between_parts,
+    calls,
+    decodes_read_images,
+    image_group,
+    lengths_in_parts,
+    make_encode,
+    no_rows,
+    numbers_together,
+)
 from jpaged.execution.image_rows import ImageRows, Item
 from jpaged.execution.mesh import num_replicas, own_sharding, platform, stack
 from jpaged.execution.packing import pack
@@ -83,16 +93,39 @@ class StepPrograms:
         """Lower the encoder for its largest batch of the largest image known beforehand; None without an encoder."""
         if not self.examples:
             return None
-        arrays, count = max(self.examples, key=lambda example: sum(array.size for array in example[0].values()))
+        arrays, count = self._largest_image
         encode = make_encode(self.graphdef, self.spec, self.mesh, kernel_impl=self.kernel_impl)
         group, budget = image_group(self.spec), self.max_num_batched_tokens
         rows = no_rows(self.spec, count)
         if self.image_rows is not None:
-            (row,) = self.image_rows.joined([[Item(arrays, rows[:count])]], partial(no_rows, self.spec))
-            return encode.lower(self.params, abstract_pool(self.spec, self.mesh), *self._of_all(tuple(row)))
+            return encode.lower(self.params, abstract_pool(self.spec, self.mesh), *self._longest_row)
         number, *_ = numbers_together(group, len(rows), budget, platform=platform(self.mesh))
         (call,) = calls([[(arrays, rows)] * number], (number,))
         return encode.lower(self.params, abstract_pool(self.spec, self.mesh), *self._of_all(call[0]))
+
+    @property
+    def half_encoded_bytes(self) -> int:
+        """Return the most bytes on each device of what is kept of images that are encoded over several steps."""
+        if not self.examples or self.image_rows is None:
+            return 0
+        sure = self.max_num_batched_tokens - self.max_num_seqs + 1
+        lengths = lengths_in_parts(image_group(self.spec), self.image_rows, sure)
+        if not lengths:
+            return 0
+        state = between_parts(self.graphdef, self.params, self.mesh, self._longest_row[0], self.kernel_impl)
+        return device_bytes(state) * min(len(lengths), num_replicas(self.mesh))
+
+    @property
+    def _largest_image(self) -> tuple[Mapping[str, np.ndarray], int]:
+        return max(self.examples, key=lambda example: sum(array.size for array in example[0].values()))
+
+    @property
+    def _longest_row(self) -> tuple[Mapping[str, np.ndarray], np.ndarray]:
+        assert self.image_rows is not None
+        arrays, count = self._largest_image
+        item = Item(arrays, no_rows(self.spec, count)[:count])
+        (row,) = self.image_rows.joined([[item]], partial(no_rows, self.spec))
+        return self._of_all((row.arrays, row.rows))
 
     @property
     def _buckets(self) -> Buckets:

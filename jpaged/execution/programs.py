@@ -120,6 +120,7 @@ class ModelPrograms:
     def _describe(self, params: Any) -> None:
         self.described = jax.tree.map(_described, params)
         self._shapes = plain_dict(self.described)
+        self._between_parts: dict[Hashable, Any] = {}
         self._head = None if self._scored else ScreenedHead(self._graphdef, self._shapes, self._mesh)
 
     @property
@@ -272,8 +273,14 @@ class ModelPrograms:
         return self._encode_part(_part_key(arrays, rows), self._weights, pool, state, arrays, rows, part)
 
     def between_parts(self, arrays: Mapping[str, HostOrDevice]) -> Any:
-        """Return the shapes of the state of `encode_part` for rows like these."""
-        return between_parts(self._graphdef, self._shapes, self._mesh, arrays, self._kernel_impl)
+        """Return the shapes of the state of `encode_part` for rows like these. They are traced once: streams would wait
+        for that whenever an image is begun."""
+        key = _array_shapes(arrays)
+        if key not in self._between_parts:
+            self._between_parts[key] = between_parts(
+                self._graphdef, self._shapes, self._mesh, arrays, self._kernel_impl
+            )
+        return self._between_parts[key]
 
     def sample(
         self,
@@ -370,7 +377,11 @@ def _described(leaf: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _encode_key(arrays: Mapping[str, HostOrDevice], rows: HostOrDevice) -> Hashable:
-    return "encode", rows.shape, tuple((name, array.shape) for name, array in sorted(arrays.items()))
+    return "encode", rows.shape, _array_shapes(arrays)
+
+
+def _array_shapes(arrays: Mapping[str, HostOrDevice]) -> Hashable:
+    return tuple((name, array.shape) for name, array in sorted(arrays.items()))
 
 
 def _part_key(arrays: Mapping[str, HostOrDevice], rows: HostOrDevice) -> Hashable:

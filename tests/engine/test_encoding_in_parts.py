@@ -107,6 +107,13 @@ def test_streams_get_a_token_in_every_step_that_encodes_a_part(llm, monkeypatch)
     core.abort(*streams, request)
 
 
+def test_a_picture_is_begun_without_a_trace(llm, expected, monkeypatch):
+    assert tokens(llm.generate(PROMPTS[1], GREEDY, use_tqdm=False)) == expected[1:2]
+    llm.reset_prefix_cache()
+    monkeypatch.setattr("jpaged.execution.programs.between_parts", lambda *_: pytest.fail("streams wait for a trace"))
+    assert tokens(llm.generate(PROMPTS[1], GREEDY, use_tqdm=False)) == expected[1:2]
+
+
 def test_aborted_requests_leave_nothing_of_a_half_encoded_picture(llm, expected):
     text, picture = begin(llm, PROMPTS[0], PROMPTS[1])
     llm.control.engine.abort(picture)

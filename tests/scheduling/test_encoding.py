@@ -192,6 +192,20 @@ def test_a_half_encoded_image_without_a_request_is_forgotten_and_another_takes_i
     assert loop.num_used_blocks == 0 and not loop.scheduler.memory.shared["images"].cached
 
 
+def test_an_urgent_image_does_not_wait_for_a_less_urgent_one_that_gets_no_tokens():
+    loop = loop_of(groups=in_parts(), max_num_seqs=8, policy="priority")
+    late, urgent = with_images([("cat", 25)], 2, priority=1), with_images([("dog", 25)], 2, priority=0)
+    loop.scheduler.add(late)
+    loop.step()
+    loop.scheduler.add(urgent)
+    for turn in range(16):  # of texts that take all that the urgent request leaves
+        loop.scheduler.add(with_images([24], 1, priority=0, cache_salt=str(turn)))
+        loop.step()
+    assert urgent.sequences[0].output_token_ids == expected(urgent, GROUPS[:1])[0]
+    loop.run()
+    assert late.sequences[0].output_token_ids == expected(late, GROUPS[:1])[0]
+
+
 def test_given_features_cost_one_token_each_whatever_the_tower_computes():
     loop = loop_of(groups=[*GROUPS[:1], image_group(patches="pixels", work=5.0)])
     request = with_images([4, ("cat", 12), 3], 2)

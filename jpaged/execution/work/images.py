@@ -11,7 +11,15 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.execution.caches.base import Pool
-from jpaged.execution.encode import Prepared, calls, feature_rows, image_group, no_rows, numbers_together
+from jpaged.execution.encode import (
+    Prepared,
+    calls,
+    feature_rows,
+    image_group,
+    lengths_in_parts,
+    no_rows,
+    numbers_together,
+)
 from jpaged.execution.image_rows import ImageRows, Item
 from jpaged.execution.mesh import num_replicas, platform, stack
 from jpaged.execution.programs import Compile
@@ -114,12 +122,10 @@ class Images(PoolWork):
 
     def _shapes_of_rows(self, packer: ImageRows) -> Iterator[tuple[str, Callable[[], Compile]]]:
         group, settings = image_group(self._spec), self._settings
-        whole: tuple[int, ...] = packer.lengths
-        in_parts: tuple[int, ...] = ()
-        if len(group.rounds) > 1:
-            # The scheduler encodes in parts what costs more than a step is sure to have, see `ImageHolds`.
+        in_parts = lengths_in_parts(group, packer, settings.max_num_batched_tokens - settings.max_num_seqs + 1)
+        whole = packer.lengths
+        if in_parts:
             whole = packer.lengths_up_to(settings.max_num_batched_tokens / group.work)
-            in_parts = packer.lengths_above((settings.max_num_batched_tokens - settings.max_num_seqs + 1) / group.work)
         for arrays, count in self._examples:
             each = [[Item(arrays, no_rows(self._spec, count)[:count])]] * num_replicas(self._mesh)
             if packer.patches(arrays) in whole:

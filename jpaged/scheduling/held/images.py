@@ -50,7 +50,8 @@ class ImageHolds(Held):
     whole, because encoding counts against the token budget: as many tokens as take the text model as long
     (`ImageFeatures.work`), at most as many as a prompt is sure to get. An image that is in the pool, or encoded in this
     step for another request, costs nothing. One that costs more than a step is encoded over several where the encoder
-    can stop between its layers (`HalfEncoded`), one image at a time. Each request that waits for it goes on with it.
+    can stop between its layers (`HalfEncoded`), one image at a time. Each request that waits for it, also to begin its
+    own, goes on with it: so an urgent one does not wait until less urgent ones have a turn.
 
     Images that stay (`ImageFeatures.stays`) are held until the last token that sees them was dispatched: the one before
     the next image, or the request's last. A chunk sees only one of them.
@@ -68,7 +69,7 @@ class ImageHolds(Held):
         self._encoding: dict[bytes, tuple[PromptItem, list[tuple[Link, Staged]]]] = {}
         self._filling: list[StoredImage] = []
         self._half: HalfEncoded | None = None
-        self._lost: HalfEncoded | None = None
+        self._forgets: list[Encode] = []  # makes the device forget the one before, of which nothing is held any more
 
     def check(self, request: Request) -> None:
         """Refuse images that no step could compute.
@@ -143,7 +144,8 @@ class ImageHolds(Held):
     def _begun(self) -> HalfEncoded | None:
         """Return the image that was begun and was not whole before this step; None where no request holds it now."""
         if self._half is not None and not self._half.is_held:
-            self._half, self._lost = None, self._half
+            self._forgets += self._half.forget()
+            self._half = None
         return self._half
 
     def _held(self, request: Request) -> dict[int, HeldImage]:
@@ -173,8 +175,10 @@ class ImageHolds(Held):
                 missing = not self.blocks.holds_content(image.digest)
                 read = self._read(request.request_id, image) if missing else []
                 in_parts = missing and not read and self._takes_steps(image)
-                if in_parts and (before > 0 or begun is not None):
-                    return Reach(max(before, 0), cost)
+                if in_parts and before > 0:
+                    return Reach(before, cost)
+                if in_parts and begun is not None:
+                    return Reach(0, cost + begun.extend(budget - cost))
                 own = min(self._cost(image), self._limits.sure) if missing and not read and not in_parts else 0
                 room = min(length, budget - cost - own)
                 if before > 0 and room < before + (image.length if image.whole else 1):
@@ -224,7 +228,8 @@ class ImageHolds(Held):
     def clear(self) -> None:
         self._encoding.clear()
         self._filling.clear()
-        self._half = self._lost = None
+        self._forgets.clear()
+        self._half = None
 
     def contents(self, request: Request) -> Iterable[Content]:
         blocks = self.blocks
@@ -263,10 +268,8 @@ class ImageHolds(Held):
             part = half.take()
             if half.is_whole:
                 self._half = None
-        if self._lost is not None:
-            part = part or self._lost.forget()  # the first part of another image takes its place
-            self._lost = None
-        plan.add_work(ENCODES, part)
+        plan.add_work(ENCODES, part or self._forgets)  # the first part of another takes the place of the one before
+        self._forgets.clear()
         if self._encoding:
             for stored in self.blocks.take_pending():
                 if stored.digest not in self._encoding:

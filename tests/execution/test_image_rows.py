@@ -75,10 +75,9 @@ def test_lengths_are_few_and_an_eighth_apart(longest, merge):
 @given(st.integers(1, 5000), st.floats(0, 6000), st.integers(1, 5000))
 @settings(max_examples=examples(100), deadline=None)
 def test_rows_of_images_on_both_sides_of_a_bound_are_known(longest, bound, patches):
-    rows = ImageRows(RowLayout((), (), (), 1), longest)
-    if patches <= longest:
-        known = rows.lengths_up_to(bound) if patches <= bound else rows.lengths_above(bound)
-        assert rows.length(patches) in known
+    rows, patches = ImageRows(RowLayout((), (), (), 1), longest), min(patches, longest)
+    known = rows.lengths_up_to(bound) if patches <= bound else rows.lengths_above(bound)
+    assert rows.length(patches) in known
 
 
 def test_replicas_have_rows_of_one_length():

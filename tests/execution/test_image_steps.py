@@ -85,10 +85,11 @@ def test_the_encoder_never_copies_the_pool(model):
 
 def test_a_part_of_the_encoder_never_copies_the_pool_nor_what_is_kept_between_parts(model):
     graphdef, params, spec, module = model
-    if not getattr(module.image_group, "rounds", ()):
-        return
     pool = jax.ShapeDtypeStruct(spec.shape, spec.dtype)
     packer = image_rows(module, None, max_model_len=256, budget=64)
+    if packer is None:
+        pytest.skip("Llama 3.2 Vision encodes an image as a whole")
+    assert module.image_group.rounds, "its encoder can stop between layers"
     arrays, count = image_examples(module, packer)[0]
     ((arrays, rows),) = packer.joined([[Item(arrays, no_rows(spec, count)[:count])]], partial(no_rows, spec))
     state, part = between_parts(graphdef, params, MESH, arrays), np.zeros(2, np.int32)

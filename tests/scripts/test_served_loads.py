@@ -42,14 +42,14 @@ def test_published_runs_are_of_known_models_and_agree_with_themselves():
         assert load.tokens_per_second < load.at_once / load.step * 1e3
 
 
-def test_the_host_takes_what_was_measured():
+def test_the_host_takes_as_long_as_its_docstring_says():
     assert host_seconds(1, 1) == pytest.approx(1.6e-3, rel=0.05)
     assert host_seconds(128, 1) == pytest.approx(3.1e-3, rel=0.05)
     assert host_seconds(128, 8) == pytest.approx(3.9e-3, rel=0.05)
     assert host_seconds(256, 1) == pytest.approx(4.7e-3, rel=0.05)
 
 
-def test_what_published_times_have_besides_the_estimate_is_told_apart():
+def test_a_step_and_a_sequence_have_times_besides_the_estimate():
     loads = [(4.0, 8), (6.0, 8), (5.0, 64), (12.0, 256), (20.0, 32)]
     rows = [{"engine": "x", "estimate ms": ms, "at once": n, "published ms": 1.25 * ms + 2 + n / 20} for ms, n in loads]
     text = fitted([*rows, {"engine": "y", "estimate ms": 1, "at once": 1, "published ms": 99}], "x")

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jpaged.sampling_params import SamplingParams
 from jpaged.short_values import shown
+
+if TYPE_CHECKING:
+    from jpaged.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
 class ReasoningConfig:
-    """What ends the thoughts of requests with a `thinking_token_budget`, unless their parameters say so themselves.
+    """Says how thoughts of requests with a `thinking_token_budget` end, unless the requests' parameters do.
 
     Attributes:
         reasoning_parser: the format by which thoughts are found, of those of ``--reasoning-parser``; "" = the one that
@@ -22,7 +24,7 @@ class ReasoningConfig:
         reasoning_end_str: the text that ends a thought without tokens left, see `SamplingParams`; "" = the mark alone.
 
     Raises:
-        ValueError: one is no text.
+        ValueError: one of them is no text.
     """
 
     reasoning_parser: str = ""
@@ -35,7 +37,7 @@ class ReasoningConfig:
                 raise ValueError(f"reasoning_config: {name}={shown(value)} must be a text")
 
     def missing_in(self, params: SamplingParams) -> dict[str, str]:
-        """Return what it says of the thoughts of a request whose parameters leave it open."""
+        """Return the fields of `SamplingParams` that a request with a budget of thoughts leaves open, from here."""
         if params.thinking_token_budget is None:
             return {}
         given = {name: getattr(self, name) for name in ("reasoning_parser", "reasoning_end_str")}

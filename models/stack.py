@@ -167,7 +167,7 @@ def segments(kinds: Sequence[Hashable]) -> tuple[Segment, ...]:
 
 
 class StackState(NamedTuple):
-    """What layers hand on, in front of one of them.
+    """Holds what one layer hands to the next.
 
     Attributes:
         within: the states that were tapped so far, a place for each tap and one more; None without taps.
@@ -199,8 +199,8 @@ class LayerStack(nnx.Module):
     Attributes:
         depth: number of layers that are called, the first ones; all of them unless `cut` says less.
         taps: see `tap`.
-        instead: called with the stack and the arguments of a call in its place, to run a part of it; None = a call runs
-            all layers.
+        instead: runs in the place of a call, with the stack and the call's arguments, see `models.vision.parts`;
+            None = a call runs all layers.
     """
 
     def __init__(

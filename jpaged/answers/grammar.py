@@ -26,8 +26,8 @@ Thought = Literal["none", "may", "runs", "over"]
 prompt ended one, as a template does where thinking is switched off, so none may begin.
 """
 SPACE = "[\\s\\x1c-\\x1f]"
-"""The characters that Python's str.strip removes; ``\\s`` of llguidance and of readers' patterns lacks the last four,
-which no answer has where only white space may be."""
+"""The characters that Python's str.strip removes. ``\\s``, of llguidance and of readers' patterns, lacks the last four;
+rules of white space alone use that, as no answer has these four there."""
 _ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
 """Escapes, and the characters that would end a regular expression in a Lark grammar."""
 _ID = "/[A-Za-z0-9_-]{1,12}/"

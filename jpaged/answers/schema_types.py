@@ -39,7 +39,7 @@ def listed_in(schema: Mapping[str, Any]) -> Sequence[Any] | None:
 
 
 def values_of(schema: Any, root: Mapping[str, Any], steps: int = _MOST_STEPS) -> Sequence[Any]:
-    """Return the values that a schema lists; none if others fit it too."""
+    """Return the values that a schema lists, also through references and branches; () if others fit it too."""
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or not steps:
         return ()

@@ -146,7 +146,7 @@ def plan_memory(
             rows=rows,
             kernel_impl=kernel_impl,
         )
-        kept = programs.half_encoded_bytes  # while any of them runs
+        kept = programs.half_encoded_bytes  # may be there whichever program runs
         measured = (measure or compile_largest)(programs)
         sizes = tuple(replace(size, temporary_bytes=size.temporary_bytes + kept) for size in measured)
     temporary = max((program.temporary_bytes for program in sizes), default=0)

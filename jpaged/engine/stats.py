@@ -163,7 +163,7 @@ class Counters:
 
     def read(self, step: ScheduledStep) -> None:
         """Count the results of a step that was read back, before the scheduler processes them."""
-        seqs, requests = step.decodes.seqs, step.decodes.requests
+        seqs, requests = step.decodes.seqs, step.decodes.requests  # in columns: a step has hundreds
         self.num_output_tokens += [*map(attrgetter("finish_reason"), seqs)].count(None)
         started = {}
         if None in map(attrgetter("first_token_time"), requests):

@@ -73,11 +73,11 @@ def make_encode_part(
     graphdef: nnx.GraphDef, spec: PoolSpec, mesh: Mesh, *, prefix: str = "", kernel_impl: Impl | None = None
 ) -> jax.stages.Wrapped:
     """Return ``encode_part(params, pool, state, arrays, rows, part) -> (pool, state)``, which does a part of `encode`
-    for a row of images of an `EncodesInParts`; pool and state are donated.
+    for a row of images, of a model that `EncodesInParts`; pool and state are donated.
 
-    `part` says which rounds of layers run, [first, stop). With the first one the state is made anew, whatever it was;
-    after the last one the features go to `rows`. Rounds below 0 change nothing. What is not run costs nothing. A state
-    has the shapes that `between_parts` says.
+    `part` says which rounds of layers run, [first, stop). The first one begins with a new state, whatever `state` is;
+    after the last one the features go to `rows`. Rounds below 0 change nothing, and a part that does not run takes no
+    time. `between_parts` returns the shapes of a state.
 
     Args:
         prefix, kernel_impl: see `make_encode`.
@@ -122,10 +122,10 @@ def make_encode_part(
 def between_parts(
     graphdef: nnx.GraphDef, params: Any, mesh: Mesh, arrays: Mapping[str, Any], kernel_impl: Impl | None = None
 ) -> Any:
-    """Return the shapes of what is handed on between two parts of a row's encoding, for all replicas.
+    """Return the shapes of the state between two parts of a row's encoding, for all replicas.
 
     Args:
-        params: shapes do.
+        params: weights, or their shapes.
         arrays: those of a row of each replica.
     """
 

@@ -28,7 +28,7 @@ class DecodeBatches:
     """Keeps the arrays of the last step, if all of it were decodes whose tokens were still on the device.
 
     Args:
-        kinds: the pool's; without `LayerCache.follows` in each no step follows another.
+        kinds: the pool's. Unless all have `LayerCache.follows`, no step follows another.
     """
 
     def __init__(self, kinds: Kinds) -> None:
@@ -79,10 +79,10 @@ class DecodeBatches:
 
 
 class _Last(NamedTuple):
-    """The last step: its sequences, and its batch.
+    """Holds the sequences and the batch of the last step.
 
     Attributes:
-        parts: a `StepBatch` of where its arrays lie in the buffer.
+        parts: a `StepBatch` whose leaves say where its arrays lie in the buffer.
     """
 
     decodes: Decodes

@@ -89,7 +89,7 @@ class Packed:
 
 
 def pack(mesh: Mesh, tree: Any) -> Packed:
-    """Return a tree with its NumPy arrays in one new buffer; one that is packed is returned as it is.
+    """Return a tree with its NumPy arrays in one new buffer; one that is packed is returned unchanged.
 
     Args:
         tree: as `jpaged.execution.mesh.stack` makes it: where the mesh has replicas, all leaves have an axis of them,
@@ -116,7 +116,7 @@ def packed(tree: Any, *, stacked: bool = False) -> Packed:
 
 def opened(argument: Any) -> Any:
     """Return the tree of which `pack` made the argument, on the host and of one replica, as views of its buffer; any
-    other argument is returned as it is."""
+    other argument is returned unchanged."""
     if not isinstance(argument, Packed):
         return argument
     placed, words = iter(argument.placed), argument.words

@@ -170,7 +170,7 @@ class Runner:
             steps = [self._drafter.fill(steps[0])]
         bucket = self._bucket_of(steps)
         batches = [builder.laid_out(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
-        if len(batches) > 1:
+        if len(batches) > 1:  # they are stacked, then packed together
             batches = [opened(batch) for batch in batches]
         recording = None
         if self.recorder is not None:  # replicas have none

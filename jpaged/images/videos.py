@@ -79,7 +79,7 @@ class VideoProcessor(ABC):
     """Settings of the checkpoint's file that are not looked at, as transformers' processor has it."""
 
     own: ClassVar[tuple[str, ...]] = ()
-    """Settings that processors of images do not have; an engine may give them, with those of `defaults`."""
+    """Settings that no processor of images has; an engine may give them and those of `defaults`."""
 
     sampler: Sampler = staticmethod(evenly)
 
@@ -248,7 +248,7 @@ def _kind_of(config: Any) -> type[VideoProcessor]:
 
 
 def _with_settings(kind: type[VideoProcessor], of_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file's settings with those of an engine in their place; what only images have is left out.
+    """Return a file's settings, replaced by those of an engine except the ones that only images have.
 
     Raises:
         ValueError: see `jpaged.processor_settings.replaced`.
@@ -257,7 +257,7 @@ def _with_settings(kind: type[VideoProcessor], of_file: Mapping[str, Any], given
     has = {**dict.fromkeys(kind.own), **kind.defaults}
     has |= {name: value for name, value in of_file.items() if value is not None}
     pixels = BOUNDS_OF_PIXELS if counts_pixels(has.get("size")) else {}
-    older = {name: has.pop(name) for name in pixels if has.get(name)}
+    older = {name: has.pop(name) for name in pixels if has.get(name)}  # else they would win over an engine's size
     known = {name: value for name, value in given.items() if name not in SETTINGS and name in (has.keys() | pixels)}
     return {**replaced(replaced(has, older, of_request=False), known, of_request=False), **frames}
 

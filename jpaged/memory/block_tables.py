@@ -29,7 +29,7 @@ def request_groups(
 
 
 class Leaves(IntEnum):
-    """Says which of its prefixes a request leaves for later ones; saved by its number."""
+    """Says which of its prefixes a request leaves for later ones. States are saved with its number."""
 
     ALL = 0
     """All that its policies choose."""
@@ -51,8 +51,8 @@ class RequestBlocks:
         begun: arguments of the first `begin`; None before it.
         parts_at: leading tokens that layers without windows had cached when it began: its prompt parts from another
             one there, and later ones may, too.
-        junction: leading tokens after which its prompt parts from a recent one inside that, or the next one's probably
-            from it, where no recent one began so; 0 = none.
+        junction: leading tokens after which its prompt parts from a recent one; of a prompt that begins like no recent
+            one, those after which the next one will probably part from it; 0 = none.
         leaves: what it leaves for later requests, see `leave_less`.
         item_end: leading tokens up to the end of the prompt's last item: another question about it parts there; 0 =
             none.
@@ -132,7 +132,7 @@ class RequestBlocks:
         self.groups = [(policy.for_prefix(cached, *kept), size) for policy, size in self.groups]
 
     def leave_less(self, leaves: Leaves = Leaves.LESS) -> bool:
-        """Leave no more than that for later requests; return whether it is less than before."""
+        """Leave no more than `leaves` for later requests; return whether that is less than before."""
         if leaves <= self.leaves:
             return False
         (cached, shared), before = self.begun or (0, 0), self.groups

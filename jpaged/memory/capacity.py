@@ -59,7 +59,7 @@ class Need(NamedTuple):
         held_blocks: the same, without blocks that other requests hold.
         cached_tokens: tokens that `match_prefix` attached or, without a `seq_id`, would attach at best.
         seq_id: the request's first sequence, once its prefix was matched; None = it was not.
-        leaves_nothing: whether it counts without what it could leave for later requests; for one without a `seq_id`.
+        leaves_nothing: whether to leave out what it could leave for later requests; not read with a `seq_id`.
     """
 
     num_tokens: int

@@ -354,7 +354,7 @@ class MemoryManager:
         return self._lookup.attach(sequence, token_ids, max(limit, 0), salt=salt, spans=spans, from_tiers=from_tiers)
 
     def leave_less(self, seq_id: int, leaves: Leaves = Leaves.LESS) -> bool:
-        """Make a sequence that has its cached prefix and nothing else leave no more than that for later requests;
+        """Make a sequence that has its cached prefix and nothing else leave no more than `leaves` for later requests;
         return whether it takes less room so."""
         sequence = self._sequences.get(seq_id)
         return sequence is not None and sequence.request.leave_less(leaves)

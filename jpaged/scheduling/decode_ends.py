@@ -11,7 +11,7 @@ from jpaged.scheduling.step import Decodes
 
 
 class DecodeEnds:
-    """Keeps what may end the sequences that decode together, while they are the same."""
+    """Keeps the limits of the sequences that decode together, as long as these are the same."""
 
     def __init__(self) -> None:
         self._seqs: list[Sequence] = []  # not their requests, which may hold pictures
@@ -21,10 +21,10 @@ class DecodeEnds:
         self._begin: list[Request] = []
 
     def rows(self, decodes: Decodes, tokens: Seq[int], now: float) -> frozenset[int]:
-        """Return the rows of which `find_stop` is to be asked, and some more; note the first tokens of requests.
+        """Return all rows that may end, to be checked by `find_stop`; note the first tokens of requests.
 
         Args:
-            tokens: what the rows drew.
+            tokens: those that the rows drew.
         """
         if decodes.seqs != self._seqs:
             self._look_at(decodes)

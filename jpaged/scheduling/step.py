@@ -72,10 +72,10 @@ class Sample(NamedTuple):
 
 
 class Decodes(NamedTuple):
-    """Plain decodes as columns, in the order in which they were planned: each is a chunk of one token and its draw.
+    """Holds plain decodes as columns, in the order in which they were planned: a chunk of one token and its draw each.
 
-    A step has hundreds, step after step. What treats all alike reads the columns; only what must look at each of them
-    makes a `Chunk` and a `Sample` of it.
+    A step has hundreds. Code that treats all alike reads the columns; only code that must look at each one makes a
+    `Chunk` and a `Sample` of it.
 
     Attributes:
         requests, seqs: whose they are.
@@ -113,7 +113,7 @@ class Decodes(NamedTuple):
 
 
 class EncodePart(NamedTuple):
-    """Rounds [`first`, `stop`) of the `total` rounds of an encoder's layers, see `ImageFeatures.rounds`.
+    """Names rounds [`first`, `stop`) of the `total` rounds of an encoder's layers, see `ImageFeatures.rounds`.
 
     Where `stop` is 0 the device forgets what it has of the image.
     """
@@ -136,7 +136,7 @@ class Encode(NamedTuple):
 
     @property
     def completes(self) -> bool:
-        """Tell whether the pool has the image's features then."""
+        """Tell whether the pool has all features of the image after this step."""
         return self.part is None or self.part.stop == self.part.total
 
 
@@ -265,7 +265,7 @@ class StepPlan:
         self.draft_rows = 0
         self.num_drafts = 0
         self.preempted: list[Request] = []
-        self._plain = Decodes.none()  # only those that nothing else was planned before
+        self._plain = Decodes.none()  # those that were planned before anything else
         self._single: list[Chunk] = []
         self.prefills: list[tuple[Request, Chunk]] = []
         self._samples: list[Sample] = []

@@ -37,8 +37,8 @@ class Protocol:
     Attributes:
         name: its name.
         paths: its paths; each stands for those below it too.
-        header: a header that each of its clients sends, so that paths which no protocol names answer and fail in its
-            form too; None: there is none.
+        header: a header that each of its clients sends. Requests with it to paths that no protocol names, as
+            ``/v1/models``, are answered in its form; None: there is none.
         routers: imports and returns its routers. Ray's fronts read rows without an engine, and never call this.
         error: makes an error's body, from the error and the request's id.
         error_schema: the JSON schema of that body.

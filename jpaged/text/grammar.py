@@ -30,8 +30,8 @@ _SLICES = (
     *(f"{_IN_STRING}{{1,{most}}}" for most in (1, 2, 3, 4, 5, 6, 8, 10, 15, 30)),
     f"{_IN_STRING}+",
 )
-"""Groups of tokens, each in the first that it fits, that a mask takes whole where all of them may come: the others are
-walked through one by one. llguidance's own lack words and short strings, of which the end of a bounded one consists."""
+"""Groups of tokens, each token in the first that it fits. Where all of a group may come, a mask takes it whole;
+llguidance walks through the other tokens. Its own groups lack words, and the short strings that end a bounded one."""
 _MOST_KEPT = 64
 """Compiled grammars that are kept."""
 _MOST_KEPT_CHARACTERS = 4 << 20

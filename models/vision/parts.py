@@ -1,7 +1,8 @@
 """Runs a tower in parts: what is in front of its layers, some rounds of these, and what comes after them.
 
 A tower is written as one call. Here its `LayerStack` hands back control where the tower calls it, so that each part
-traces what it needs; what it does not read, the compiler leaves out.
+traces only what it needs; the compiler drops what no result reads. `LayerStack.instead` stays set, as each part is
+traced with a tower made for it alone.
 """
 
 from __future__ import annotations

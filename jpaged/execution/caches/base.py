@@ -83,7 +83,7 @@ class HostStep(NamedTuple):
 
     @property
     def chunks(self) -> Sequence[Chunk]:
-        """Return what is computed, one chunk a sequence of the batch; a step makes them where they are asked for."""
+        """Return what is computed, one chunk a sequence of the batch; a step makes them on first use."""
         return self.planned.chunks
 
     def first_rows(self) -> dict[int, int]:
@@ -93,7 +93,7 @@ class HostStep(NamedTuple):
 
 
 class NextDecodes(NamedTuple):
-    """Describes a step of the sequences that were decoded in the step before, one token each and no others.
+    """Describes a step that decodes one token each of the sequences of the step before, and no others.
 
     Attributes:
         positions: positions of their tokens, one more than before.
@@ -168,8 +168,8 @@ class LayerCache(ABC):
     by_seq: ClassVar[tuple[str, ...]] = ()
     """Arrays of a `Batch` with an entry for each sequence."""
     follows: ClassVar[bool] = False
-    """True if `follow` makes the arrays of decodes from those before: for kinds of one pool group and one `table`, to
-    whose arrays no `PoolWork.given` adds any. A kind that inherits it with another `batch` overrides it, or `follow`.
+    """True if `follow` makes the arrays of decodes from those of the step before. Such a kind has one pool group and
+    one `table`, and no `PoolWork.given` adds to its arrays. A subclass with another `batch` overrides this or `follow`.
     """
     skips_unread_rows: ClassVar[bool] = False
     """True if `operate` takes `last_keys` of -1, see `jpaged.model_api.Attend`, or if results are not per token."""

@@ -38,7 +38,7 @@ def token_edits(params: SamplingParams, num_prompt: int, token_ids: list[int]) -
 
 
 class TokenCounts:
-    """The `token_edits` of a sequence, kept up to date: in another order, that in which its tokens came.
+    """Keeps the `token_edits` of a sequence up to date. New tokens come at the end, whatever their ids.
 
     Args:
         token_ids: the sequence's own list, to which tokens are only ever appended.
@@ -53,7 +53,7 @@ class TokenCounts:
         self._place = {token: place for place, token in enumerate(self._columns.ids.tolist())}
 
     def are_of(self, seq: Sequence) -> bool:
-        """Tell whether they count a sequence's tokens as they are now."""
+        """Tell whether these are counts of the list that a sequence has now, which a beam replaces."""
         return self._token_ids is seq.token_ids and self._known <= len(seq.token_ids)
 
     def edits(self) -> TokenEdits:

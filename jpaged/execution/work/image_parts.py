@@ -27,7 +27,7 @@ Call = tuple[tuple[str, ...], tuple[np.ndarray, ...], np.ndarray, np.ndarray]
 """Names of arrays, the arrays, rows of the pool, and the rounds that run; of all replicas."""
 
 FORGET, NOTHING = -2, -1
-"""Stand in the place of rounds for a replica that forgets its image, or has no part of one of this length."""
+"""Rounds of a replica that forgets its image, and of one that has no image in this call."""
 
 
 class ImageParts:
@@ -51,7 +51,7 @@ class ImageParts:
         return tuple(self._states)
 
     def calls(self, each: Sequence[Encode | None]) -> Iterator[Call]:
-        """Yield the calls for a part of an image of each replica."""
+        """Yield the calls that run each replica's part of an image, one for each length of rows."""
         lengths = [
             0 if encode is None else self._packer.length(self._packer.patches(encode.image.arrays)) for encode in each
         ]
@@ -81,7 +81,7 @@ class ImageParts:
         rows: Int[np.ndarray, "*replicas images features"],
         part: Int[np.ndarray, "*replicas 2"],
     ) -> Pool:
-        """Make a call."""
+        """Run a call on the pool; begin, hand on or drop the states of its rows."""
         length = arrays[self._packer.layout.patches[0].name].shape[part.ndim]
         firsts, stops = np.atleast_2d(part).T.tolist()
         for replica, first in enumerate(firsts):

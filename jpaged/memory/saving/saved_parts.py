@@ -203,7 +203,7 @@ def load_request(
         # Saved by 0.2.0 without ends.
         cached, shared = data["begun"]
         request.begin(cached, shared, data.get("ends", ()), goes_on=data.get("goes_on", False))
-    request.leave_less(Leaves(data.get("leaves_less", 0)))  # True or False before there were several
+    request.leave_less(Leaves(data.get("leaves_less", 0)))  # older states have True or False
     request.junction = data.get("junction", 0)  # 0.2.0 did not ask for it, nor for the next
     request.parts_at = data.get("parts_at", 0)
     request.item_end = data.get("item_end", 0)

@@ -12,12 +12,12 @@ from jpaged.scheduling.step import Encode, EncodePart
 
 
 class HalfEncoded:
-    """An image that is encoded over several steps. The device keeps what the layers hand on from step to step.
+    """Follows an image that is encoded over several steps. The device keeps its state from step to step.
 
-    Budgets say where it is cut; features do not depend on it, as the device runs each round of layers alike.
+    Budgets decide where it is cut. Features do not depend on the cuts, as the device runs each round of layers alike.
 
     Args:
-        stored: its place in the pool. Where no request holds that, it is forgotten, and begun again by the next one.
+        stored: its place in the pool. Once no request holds that, the image is forgotten; a later one begins it again.
         cost: tokens of a step's budget that all of it takes.
         rounds: layers of each round.
         sure: tokens that a step is sure to have: a round counts as no more, since it would never be begun.

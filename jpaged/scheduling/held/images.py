@@ -69,7 +69,7 @@ class ImageHolds(Held):
         self._encoding: dict[bytes, tuple[PromptItem, list[tuple[Link, Staged]]]] = {}
         self._filling: list[StoredImage] = []
         self._half: HalfEncoded | None = None
-        self._forgets: list[Encode] = []  # makes the device forget the one before, of which nothing is held any more
+        self._forgets: list[Encode] = []  # of the image before, which no request holds any more
 
     def check(self, request: Request) -> None:
         """Refuse images that no step could compute.
@@ -124,8 +124,8 @@ class ImageHolds(Held):
     # Acquiring and releasing.
 
     def _work(self, image: PromptItem) -> float:
-        """Return what encoding an image computes, in tokens; features that a caller gives, which have no patches, are
-        copied for one each."""
+        """Return the work of encoding an image, in tokens of the text model. Features that a caller gives have no
+        patches and count as one each."""
         name, work = self._policy.patches, self._policy.work
         return sum(
             len(part.arrays[name]) * work if name in part.arrays else part.features * (1.0 if name else work)

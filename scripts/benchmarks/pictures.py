@@ -1,4 +1,4 @@
-"""Measures what pictures cost a step: prompts of several at budgets of tokens, and the gaps of streams beside them."""
+"""Measures what pictures cost a step: prompts of several at budgets of tokens, and the gaps of streams next to them."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ async def _gaps(folder: str, streams: int, budget: int, patches: int, rounds: in
             if stop.is_set():
                 return
 
-    async def gap_beside(prompt: dict[str, Any]) -> tuple[float, float]:
+    async def gap_next_to(prompt: dict[str, Any]) -> tuple[float, float]:
         """Return the longest gap of a stream, and the seconds that the prompt took."""
         stop = asyncio.Event()
         each: list[list[float]] = [[] for _ in range(streams)]
@@ -163,7 +163,7 @@ async def _gaps(folder: str, streams: int, budget: int, patches: int, rounds: in
     for turn in range(rounds + 1):
         for kind in kinds[:: 1 if turn % 2 else -1]:
             asked = prompt_of(drawn(patches, turn)) if kind == "picture" else prompt_of(text=as_text, seed=turn)
-            found[kind].append(await gap_beside(asked))
+            found[kind].append(await gap_next_to(asked))
     await llm.shutdown()
     rows: Rows = []
     for kind in kinds:

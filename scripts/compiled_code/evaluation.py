@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Place = tuple[tuple[int, str], ...]
-"""Which equation it is: its number, and those of the calls around it, each with the name of what is called."""
+"""The numbers of an equation and of the calls around it, outermost first, each with the name of what is called."""
 Instead = Callable[[Any, list[Any], Place], "list[Any] | None"]
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "checkpoint")
 
 
 def evaluate(closed: Any, given: Sequence[Any], instead: Instead) -> list[Any]:
-    """Return the results of a program as far as they are known; None: not.
+    """Return the results of a program; None for those that are not known.
 
     Args:
         given: values of its arguments, None for those that are not known.
-        instead: is asked first for the results of each equation that is no call, with its operands and its place;
-            None: they are computed if all operands are known.
+        instead: called first for each equation that is no call, with its operands and its place; returns its results,
+            or None: they are computed if all operands are known.
     """
     return _evaluate(closed.jaxpr, closed.consts, given, instead, ())
 

@@ -23,7 +23,7 @@ FILE = Path(__file__).parent / "data" / "tpu_served.csv"
 
 
 class Load(NamedTuple):
-    """Is a published run: prompts and answers of one length each, so many requests at once, and its figures.
+    """Describes a published run: prompts and answers of one length each, so many requests at once, and its figures.
 
     Attributes:
         inputs, outputs: tokens of a prompt and of an answer.
@@ -80,8 +80,8 @@ def served_loads(kept: Path | None = None) -> Iterator[Row]:
       estimate ms          the same
       decode ms            of a step in which all sequences decode, halfway through their answers
 
-    The last rows say, for each engine, which factor of the estimate's milliseconds, and how many besides for a step and
-    for a sequence, are nearest to the published ones: what a host takes grows with sequences and with nothing else.
+    The last rows fit each engine's published milliseconds by a factor of the estimate, a constant for a step and one
+    for a sequence: the time of a host grows with sequences and with nothing else.
 
     KEPT is the file of `whole-steps`.
     """
@@ -134,8 +134,11 @@ def _seconds_of(times: StepTimes, count: int) -> Callable[[int, float, Chunks | 
 
 
 def host_seconds(sequences: int, count: int) -> float:
-    """Return the seconds that jpaged's host takes a step: for 128 sequences 3.1 ms on one device and 3.9 on eight
-    (`docs/performance.md`), for one sequence 1.6."""
+    """Return the seconds that jpaged's host takes a step: for 128 sequences 3.1 ms on one device and 3.9 on eight, for
+    one sequence 1.6.
+
+    Measured before decodes followed each other; `docs/performance.md` has today's shorter steps.
+    """
     return (1.6 + 0.0121 * sequences + 0.11 * (count - 1)) / 1e3
 
 

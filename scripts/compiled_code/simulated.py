@@ -88,7 +88,7 @@ def read_schedules(dumps: Path, name: str) -> list[Schedule]:
 
 
 def _letters(name: str) -> str:
-    """Return a kernel's name as it is sorted: without marks, which names of dumps may write otherwise."""
+    """Return a kernel's name as a key to sort by: without marks, as dumps may write these otherwise."""
     return re.sub(r"\W", "", name)
 
 

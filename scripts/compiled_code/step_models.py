@@ -9,7 +9,7 @@ from scripts.compiled_code.tpu_kernels import Heads
 
 
 class Matrix(NamedTuple):
-    """Is a matrix that steps multiply with, as one device has it, and how many layers have one."""
+    """Describes a matrix that steps multiply with, as one device has it, and how many layers have one."""
 
     inputs: int
     outputs: int

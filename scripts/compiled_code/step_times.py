@@ -45,7 +45,7 @@ EXPERT_TOKENS = 512
 
 
 class Chunks(NamedTuple):
-    """Is the prompt tokens of a step: of each prompt, the tokens before them and those up to their last."""
+    """Holds the prompt tokens of a step: for each prompt, its tokens before them and those up to their last."""
 
     spans: tuple[tuple[int, int], ...]
 
@@ -119,7 +119,7 @@ class Found:
 
 
 class StepTimes:
-    """Is the time of a model's steps on some devices, of any number of sequences and tokens.
+    """Estimates a model's steps on some devices, of any number of sequences and tokens.
 
     Args:
         target, count: the chip, and how many devices share the model.

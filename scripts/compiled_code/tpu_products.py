@@ -20,7 +20,7 @@ ROWS = (64, 1024)
 
 
 class Expected(NamedTuple):
-    """Is what a chip's compiler expects of products: seconds that any takes, and the share of a peak besides.
+    """Holds what a chip's compiler expects of products: seconds that each takes, and the share of a peak besides.
 
     Attributes:
         few: of few rows, which wait for the matrix; the peak is HBM's.

@@ -34,6 +34,7 @@ from jpaged.execution.sampling.sample_step import make_sample_step
 from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows
 from jpaged.execution.step import make_step
 from jpaged.execution.transfer.adapter_matrices import with_abstract_matrices
+from jpaged.scheduling.held import sure_tokens
 from pallas_kernels.platform import Impl
 
 T = TypeVar("T")
@@ -108,7 +109,7 @@ class StepPrograms:
         """Return the most bytes on each device of what is kept of images that are encoded over several steps."""
         if not self.examples or self.image_rows is None:
             return 0
-        sure = self.max_num_batched_tokens - self.max_num_seqs + 1
+        sure = sure_tokens(self.max_num_batched_tokens, self.max_num_seqs)
         lengths = lengths_in_parts(image_group(self.spec), self.image_rows, sure)
         if not lengths:
             return 0

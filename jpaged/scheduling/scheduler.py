@@ -14,7 +14,7 @@ from jpaged.scheduling.allocation import Allocation, tokens_before_end
 from jpaged.scheduling.beam_sequences import offer
 from jpaged.scheduling.constrained import Constrained
 from jpaged.scheduling.decode_ends import DecodeEnds
-from jpaged.scheduling.held import Holds, PrefixName, StepLimits
+from jpaged.scheduling.held import Holds, PrefixName, StepLimits, sure_tokens
 from jpaged.scheduling.hooks import accept
 from jpaged.scheduling.planning import NextTokens, plan_decodes
 from jpaged.scheduling.preemption import Preemption, PreemptionMode
@@ -82,7 +82,7 @@ class Scheduler:
         self._unfinished: dict[int, Request] = {}  # an exception in the middle of a change cannot tear it
         self._max_chunk = max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self._prompt_tail = memory.layout.prompt_tail
-        holds = Holds(memory, StepLimits(max_num_batched_tokens - max_num_seqs + 1, max_chunk))
+        holds = Holds(memory, StepLimits(sure_tokens(max_num_batched_tokens, max_num_seqs), max_chunk))
         self.allocation = Allocation(memory, max_num_seqs, holds)
         self.constrained = Constrained(costs)
         self._drafting = None if speculation is None else Drafting(speculation, self.allocation, max_num_seqs)

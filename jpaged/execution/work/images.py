@@ -26,6 +26,7 @@ from jpaged.execution.programs import Compile
 from jpaged.execution.work.base import PoolWork, WorkContext
 from jpaged.execution.work.image_parts import ImageParts
 from jpaged.images import GIVEN_FEATURES
+from jpaged.scheduling.held import sure_tokens
 from jpaged.scheduling.step import Encode
 from jpaged.scheduling.work import ENCODES
 
@@ -122,7 +123,8 @@ class Images(PoolWork):
 
     def _shapes_of_rows(self, packer: ImageRows) -> Iterator[tuple[str, Callable[[], Compile]]]:
         group, settings = image_group(self._spec), self._settings
-        in_parts = lengths_in_parts(group, packer, settings.max_num_batched_tokens - settings.max_num_seqs + 1)
+        sure = sure_tokens(settings.max_num_batched_tokens, settings.max_num_seqs)
+        in_parts = lengths_in_parts(group, packer, sure)
         whole = packer.lengths
         if in_parts:
             whole = packer.lengths_up_to(settings.max_num_batched_tokens / group.work)

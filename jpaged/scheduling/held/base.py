@@ -36,6 +36,11 @@ class StepLimits(NamedTuple):
     chunk: int
 
 
+def sure_tokens(max_num_batched_tokens: int, max_num_seqs: int) -> int:
+    """Return the most tokens that a prompt gets in a step while all other sequences take one each."""
+    return max_num_batched_tokens - max_num_seqs + 1
+
+
 class Reach(NamedTuple):
     """The extent of a chunk, and its cost.
 

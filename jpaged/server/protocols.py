@@ -41,7 +41,7 @@ def protocol_for(scope: Scope) -> Protocol:
     named = next((protocol for protocol in rows if protocol.has(path)), None)
     if named is not None:
         return named
-    headers = Headers(scope=scope)
+    headers = Headers(raw=list(scope.get("headers", ())))
     return next((row for row in rows if row.header is not None and row.header in headers), rows[0])
 
 

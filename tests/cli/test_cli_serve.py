@@ -165,7 +165,8 @@ def test_a_file_of_requests_is_read_before_the_model_is_loaded(tell, tmp_path):
 
 
 def test_a_run_that_has_not_answered_all_says_so_and_exits_with_75(monkeypatch, tmp_path):
-    requests, llm = tmp_path / "in.jsonl", SimpleNamespace(config=SimpleNamespace(max_num_seqs=4), tokenizer=None)
+    config = SimpleNamespace(max_num_seqs=4, reasoning_config=None)
+    requests, llm = tmp_path / "in.jsonl", SimpleNamespace(config=config, tokenizer=None)
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
     requests.write_text(json.dumps(line) + "\n")
 

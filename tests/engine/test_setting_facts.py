@@ -31,7 +31,15 @@ from jpaged.setting import Affects, Need, affecting, refuse, setting, settings_o
 SETTINGS = settings_of(EngineConfig)
 HINTS = get_type_hints(EngineConfig)
 VALUES: tuple[Any, ...] = (True, False, 32, 0.5, "text", "int8", "priority", "lru", "swap", "bfloat16")
-VALUES += (("no", "yes"), {"name": "folder"}, {"image": 2}, NGram(), PyramidKV(budget=64), ImageSources(folders=["/"]))
+VALUES += (
+    ("no", "yes"),
+    {"name": "folder"},
+    {"image": 2},
+    {"reasoning_end_str": "Enough."},
+    NGram(),
+    PyramidKV(budget=64),
+    ImageSources(folders=["/"]),
+)
 IN_0_3 = """
     cumulative_logprobs data_parallel_size deterministic dtype block_size enable_expert_parallel enable_lora kv_budget
     kv_cache_dtype language_model_only max_lora_rank max_loras max_model_len max_num_batched_tokens max_num_seqs

@@ -29,7 +29,7 @@ def spec_of(groups: list[LayerGroup], size: int = 1 << 18) -> PoolSpec:
     return PoolSpec.plan(layer_caches(groups, BlockSettings(4, np.dtype("float32"), 1)), size)
 
 
-SPEC, SMALL = spec_of(GROUPS), spec_of([*GROUPS, *MORE], 3 << 15)
+SPEC, SMALL = spec_of(GROUPS), spec_of([*GROUPS, *MORE], 13 << 13)
 
 
 def request(number: int, prompt: int, output: int, width: int = 1) -> Request:

@@ -76,8 +76,9 @@ class StateTables:
         first, policy = np.maximum(-(-lengths // size) - 1, 0), self.layout.spec.policy
         assert isinstance(policy, StateCheckpoints)
         found = self._next(first, policy.interval // size)
-        if (far := np.flatnonzero(found < 0)).size:  # inside a prompt, where checkpoints may lie further apart
-            found[far] = self.of(far)._next(first[far], policy.entries_apart(size))
+        # Inside a prompt checkpoints may lie further apart, as far as the whole of it where a request leaves no others.
+        if (far := np.flatnonzero(found < 0)).size:
+            found[far] = self.of(far)._next(first[far], table.shape[1])
         return found
 
     def _next(self, first: Int[np.ndarray, " seqs"], entries: int) -> Int[np.ndarray, " seqs"]:

@@ -175,3 +175,10 @@ def test_a_state_without_a_block_is_refused():
     case.table[:] = -1
     with pytest.raises(RuntimeError, match="a state of group state has no block"):
         case.batch()
+
+
+def test_the_state_that_a_chunk_ends_in_may_lie_at_the_end_of_the_prompt():
+    """A request that leaves no states for later ones has one for all of its prompt, however far that is."""
+    case = Case(SIZE, [(0, 5, ())])
+    case.table[0] = [-1, 7]
+    assert case.batch().write[0] == 7

@@ -7,7 +7,7 @@
 #   environment.sh vllm DIR
 #   environment.sh vllm-core DIR                      what the scheduler of vLLM imports, for against_vllm.py; 2 GB
 #   environment.sh torch DIR MODEL.gguf               writes DIR/models/hugging-face, for --model
-#   environment.sh random DIR FOLDER                  writes DIR/models/dense and DIR/models/moe, of random weights
+#   environment.sh random DIR FOLDER                  writes DIR/models/dense, moe and windows, of random weights
 #
 # PACKAGES_OF=OTHER takes the packages of another such environment, for another model. PYTHON chooses the interpreter.
 # PyTorch is the version of the tests; PyPI's file of it brings CUDA along (several GB) unless PIP_EXTRA_INDEX_URL or
@@ -64,7 +64,7 @@ torch)
     ;;
 random)
     pip torch==2.13.0 transformers
-    for shape in dense moe; do
+    for shape in dense moe windows; do
         "$folder/bin/python" "$here/random_model.py" $shape "${model:?a Hugging Face folder}" "$folder/models/$shape"
     done
     ;;

@@ -38,7 +38,7 @@ SIDE, PATCH, SHUFFLE = 64, 8, 2
 TOWER = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
 TEXT = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 6}
 SCALING: dict[str, Any] = {"image_mean": [0.7] * 3, "image_std": [0.25] * 3}
-"""Of the pictures, most of which is paper. With SigLIP's 0.5 the paper's grey would drown the digits' strokes."""
+"""Mean and deviation of the pictures, which are mostly paper. With SigLIP's 0.5 its grey would drown the digits."""
 INITIAL = {"initializer_range": 0.06}
 """Nearer to the inverse root of these narrow widths than 0.02, which is for ten times as wide ones."""
 QUESTIONS = ("Which number is this?", "What number do you see?", "Read the number.", "What does the picture say?")

@@ -237,11 +237,12 @@ def with_formats(settings: Any, llm: Any, tool_parser: str | None, reasoning_par
         ValueError: see `found_formats`; or no thought of the model could end as ``--reasoning-config`` says.
     """
     config = llm.config.reasoning_config
+    named = reasoning_parser or (config and config.reasoning_parser) or None
+    found = found_formats(llm.tokenizer, tool_parser, named)
     if config is None:
-        return replace(settings, **found_formats(llm.tokenizer, tool_parser, reasoning_parser))
+        return replace(settings, **found)
     from jpaged.text.thought_budget import ThoughtForms
 
-    found = found_formats(llm.tokenizer, tool_parser, reasoning_parser or config.reasoning_parser or None)
     if found["reasoning_parser"] is None:
         raise ValueError(
             f"reasoning_config={config} needs the form of the model's thoughts, and none is known: --reasoning-parser "

@@ -30,19 +30,20 @@ def protocols() -> list[Protocol]:
 
 def protocol_of(path: str) -> Protocol:
     """Return the protocol of a path; one that no protocol names is the first one's."""
-    rows = protocols()
-    return next((protocol for protocol in rows if protocol.has(path)), rows[0])
+    return _named(path) or protocols()[0]
 
 
 def protocol_for(scope: Scope) -> Protocol:
     """Return the protocol of a request: that of its path or, if no protocol names it, that of the client by its header;
     without one, the first."""
-    path, rows = route_path(scope), protocols()
-    named = next((protocol for protocol in rows if protocol.has(path)), None)
-    if named is not None:
+    if (named := _named(route_path(scope))) is not None:
         return named
-    headers = Headers(raw=list(scope.get("headers", ())))
+    rows, headers = protocols(), Headers(raw=list(scope.get("headers", ())))
     return next((row for row in rows if row.header is not None and row.header in headers), rows[0])
+
+
+def _named(path: str) -> Protocol | None:
+    return next((protocol for protocol in protocols() if protocol.has(path)), None)
 
 
 def batch_paths() -> tuple[str, ...]:

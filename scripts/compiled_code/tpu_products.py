@@ -46,7 +46,7 @@ def products(
     targets: list[str] = list(EXPECTED),  # noqa: B006 (never changed)
     rows: list[int] = list(ROWS),  # noqa: B006
 ) -> Iterator[Row]:
-    """What the compiler expects of products in bfloat16 with one layer's matrix of a stack: a minute.
+    """Compile products in bfloat16 with one layer's matrix of a stack, and return what the compiler expects: a minute.
 
     A row has the compiler's estimate in microseconds, what `whole-steps` counts instead, their ratio, and the shares of
     HBM's and the matrix units' peaks that the estimate comes to.

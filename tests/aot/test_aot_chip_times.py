@@ -1,4 +1,4 @@
-"""What a first run on a TPU times is the launch that is simulated, and nothing else."""
+"""A first run on a TPU times the launch that is simulated, and nothing else."""
 
 import json
 

@@ -242,7 +242,7 @@ def test_a_tower_is_planned_for_the_largest_picture_that_the_processor_makes(no_
 
 
 def test_a_plan_has_room_for_a_half_encoded_picture(no_compiler, in_process, tmp_path, monkeypatch):
-    """Of each patch: 40 numbers of 4 bytes, in front of a layer, in two places for deepstack and one for the rest."""
+    """A patch keeps 40 numbers of 4 bytes: in front of a layer, in two places for deepstack and one for the rest."""
     make_qwen("qwen3_vl", tmp_path)
     sizes = SIZES | {"context": 512, "concurrency": 4, "memory_bytes": 1 << 30, "max_num_batched_tokens": 48}
     made = plan(str(tmp_path), "l4", **sizes)

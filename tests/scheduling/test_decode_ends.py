@@ -18,7 +18,7 @@ rows = st.tuples(st.integers(1, 5), st.integers(2, 6), st.sampled_from([(), (1,)
 
 
 def decodes_of(requests: list[Request]) -> Decodes:
-    """What decodes the newest token of each request."""
+    """Return the decodes of the newest token of each request."""
     seqs = [request.sequences[0] for request in requests]
     starts = np.array([len(seq.token_ids) - 1 for seq in seqs], np.int32)
     return Decodes(requests, seqs, starts, starts * 0, {}, [])

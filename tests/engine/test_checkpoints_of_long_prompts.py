@@ -21,7 +21,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
 def test_a_prompt_is_found_up_to_its_last_checkpoint_and_goes_on_with_the_same_tokens(tmp_path):
-    make_checkpoint("mamba2", tmp_path)
+    make_checkpoint("mamba2", tmp_path, num_hidden_layers=1)
     prompt = np.random.default_rng(0).integers(3, CHECKPOINTS["mamba2"].vocab_size, 1100).tolist()
     llm, plain = (LLM(str(tmp_path), **SETTINGS, enable_prefix_caching=cached) for cached in (True, False))
     run_in_few_shapes(llm)

@@ -70,13 +70,19 @@ def test_its_logits_are_those_of_transformers(family, changes, layers, after, ow
     number, known = 5, len(TOKENS) - 1
     want = reference.logits(TOKENS, number).numpy()
     total = known + 1 + number
-    cache = (jnp.zeros((layers, total, 2, 32)),) * 2
-    before, block = jnp.arange(known), jnp.arange(known, total)
-    target = jnp.asarray(reference.within(torch.tensor(TOKENS[:-1])).numpy())
-    _, cache = head(jnp.asarray(TOKENS[:-1]), before, cache, attend_to_all(before, total), target=target)
-    masked = jnp.asarray([TOKENS[-1], *[MASK] * number])
-    out, _ = head(masked, block, cache, attend_to_all(block, total))
-    got = np.asarray(head.logits(out))[1:, : want.shape[1]]
+    graph, params = nnx.split(head)
+
+    @jax.jit
+    def logits(params, target):
+        head, before, block = nnx.merge(graph, params), jnp.arange(known), jnp.arange(known, total)
+        cache = (jnp.zeros((layers, total, 2, 32)),) * 2
+        _, cache = head(jnp.asarray(TOKENS[:-1]), before, cache, attend_to_all(before, total), target=target)
+        masked = jnp.asarray([TOKENS[-1], *[MASK] * number])
+        out, _ = head(masked, block, cache, attend_to_all(block, total))
+        return head.logits(out)
+
+    target = reference.within(torch.tensor(TOKENS[:-1])).numpy()
+    got = np.asarray(logits(params, target))[1:, : want.shape[1]]
     assert np.abs(got - want).max() < 1e-4
     assert np.abs(want).max() > 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,10 +42,16 @@ def test_its_logits_are_those_of_the_published_layout(layers, draft_vocab, own, 
     with torch.no_grad():
         want = reference.logits(reference.states(tokens[1:], reference.hidden(tokens)[:-1])).numpy()
     positions = jnp.arange(len(TOKENS))
-    cache = empty_cache(head, len(TOKENS), jnp.dtype(jnp.float32))
-    target = jnp.asarray(reference.within(tokens).numpy())
-    out, _ = head(jnp.asarray(TOKENS), positions, cache, dense_attend(head.layer_groups, positions), target=target)
-    got = np.asarray(head.logits(out))[1:, : want.shape[1]]
+    graph, params = nnx.split(head)
+
+    @jax.jit
+    def logits(params, target):
+        head = nnx.merge(graph, params)
+        cache, attend = empty_cache(head, len(TOKENS), jnp.dtype("float32")), dense_attend(head.layer_groups, positions)
+        out, _ = head(jnp.asarray(TOKENS), positions, cache, attend, target=target)
+        return head.logits(out)
+
+    got = np.asarray(logits(params, reference.within(tokens).numpy()))[1:, : want.shape[1]]
     assert (np.isinf(got) == np.isinf(want)).all()
     seen = ~np.isinf(want)
     assert np.abs(got[seen] - want[seen]).max() < 5e-5
@@ -55,16 +62,21 @@ def test_its_logits_are_those_of_the_published_layout(layers, draft_vocab, own, 
 def test_a_model_returns_the_states_that_enter_its_layers(options, tmp_path):
     reference = make_model_and_head(tmp_path / "model", tmp_path / "head", num_hidden_layers=4, layers=[3, 0, 2])
     model = load(tmp_path / "model", **options)
-    positions = jnp.arange(len(TOKENS))
-    attend, cache = dense_attend(model.layer_groups, positions), empty_cache(model, len(TOKENS), jnp.dtype("float32"))
-    plain, _ = model(jnp.asarray(TOKENS), positions, cache, attend)
+
+    @jax.jit
+    def forward(graph, params):
+        model, positions = nnx.merge(graph, params), jnp.arange(len(TOKENS))
+        attend = dense_attend(model.layer_groups, positions)
+        return model(jnp.asarray(TOKENS), positions, empty_cache(model, len(TOKENS), jnp.dtype("float32")), attend)
+
+    plain, _ = forward(*nnx.split(model))
     model.tap((3, 0, 2))
-    hidden, after, within = model(jnp.asarray(TOKENS), positions, cache, attend)
+    hidden, after, within = forward(*nnx.split(model))
     assert np.abs(np.asarray(within) - reference.within(torch.tensor(TOKENS)).numpy()).max() < 1e-4
     assert np.abs(np.asarray(hidden) - np.asarray(plain)).max() < 1e-5
     assert after["full"]["writes"].tolist() == [1] * 4
     model.tap((4,))
-    _, _, last = model(jnp.asarray(TOKENS), positions, cache, attend)
+    _, _, last = forward(*nnx.split(model))
     assert np.abs(np.asarray(model.norm(last)) - np.asarray(plain)).max() < 1e-5
     with pytest.raises(ValueError, match=r"layers=\(5,\) are not distinct numbers from 0 to 4"):
         model.tap((5,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,16 +19,17 @@ TOKENS = np.random.default_rng(6).integers(3, VOCAB, 45).tolist()
 OPTIONS = dict.fromkeys(("revision", "download_dir", "quantization", "compact_tiles")) | {"language_model_only": False}
 
 
-def attend_to(kept, computed):
+def attend_to(kept, numbers):
     """An `Attend` for one query of a sequence, over the KV that transformers' model keeps of the tokens before it; its
-    cache is the vector of the token before, and that of this one."""
+    cache is the vector of the token before, and that of this one. `numbers` gets how many tokens each layer sees."""
 
     def attend(cache, layer, *operands, seen=None, scale=None, **options):
         before, _ = cache
         if layer.group == "previous":
             return (before, operands[0]), before
         q, *none = operands
-        assert none == [None, None] and layer.of_model and seen.tolist() == [computed]
+        assert none == [None, None] and layer.of_model
+        numbers.append(seen)
         k, v = kept[{"window": "sliding_attention", "full": "full_attention"}[layer.group]]
         scores = scale * jnp.einsum("thgd,hkd->thgk", q, k.numpy()[0], precision="highest")
         weights = jnp.exp(scores - scores.max(-1, keepdims=True))
@@ -46,13 +48,27 @@ def test_its_logits_are_those_of_transformers(ordered, tmp_path):
     head = nnx.merge(found.graphdef, nnx.State({**found.params, "embed_tokens": loaded.params["embed_tokens"]}))
 
     hidden, kept = reference.seen(TOKENS)
-    attend = attend_to(kept, len(TOKENS) - 1)
-    cache, newest = (None, None), TOKENS[-1]
-    _, (_, before) = head(jnp.asarray(TOKENS[-2:-1]), None, cache, attend, target=jnp.asarray(hidden[0].numpy()))
+    newest = TOKENS[-1]
+    graph, params = nnx.split(head)
+
+    @jax.jit
+    def vector(params, token, target):
+        attend = attend_to(kept, [])
+        _, (_, before) = nnx.merge(graph, params)(token, None, (None, None), attend, target=target)
+        return before
+
+    @jax.jit
+    def drafted_after(params, token, position, before):
+        head, numbers = nnx.merge(graph, params), []
+        out, (_, before) = head(token, position, (before, None), attend_to(kept, numbers))
+        return head.logits(out), before, jnp.stack(numbers)
+
+    before = vector(params, jnp.asarray(TOKENS[-2:-1]), hidden[0].numpy())
     for number, want in enumerate(reference.logits(TOKENS, 3)):
         position = jnp.asarray([len(TOKENS) - 1 + number])
-        out, (_, before) = head(jnp.asarray([newest]), position, (before, None), attend)
-        got = np.asarray(head.logits(out))[0, :VOCAB]
+        logits, before, seen = drafted_after(params, jnp.asarray([newest]), position, before)
+        assert (seen == len(TOKENS) - 1).all() and len(seen) > 1
+        got = np.asarray(logits)[0, :VOCAB]
         drafted = ~np.isinf(got)
         assert drafted.sum() == (80 if ordered else VOCAB)
         assert np.abs(got[drafted] - want.numpy()[drafted]).max() < 5e-5

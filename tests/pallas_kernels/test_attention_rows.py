@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental import pallas as pl
+from thorough import examples
 
 from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, Tile, in_chunks, in_rows, write_side_by_side
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     tokens=st.integers(1, 70),
     kv_heads=st.integers(1, 3),
@@ -20,9 +21,15 @@ from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, Tile, in_chunks
 )
 def test_rows_that_were_cut_into_chunks_are_put_back(tokens, kv_heads, group, tile):
     q = np.random.default_rng(tokens).normal(size=(tokens, kv_heads, group, 2)).astype(np.float32)
-    chunks = in_chunks(jnp.asarray(q), tile)
+
+    @jax.jit
+    def cut_and_put_back(q):
+        chunks = in_chunks(q, tile)
+        return chunks, in_rows(chunks, tile, group)
+
+    chunks, rows = map(np.asarray, cut_and_put_back(q))
     assert chunks.shape == (-(-tokens // tile.tokens) * tile.chunks, kv_heads, group * tile.chunk, 2)
-    np.testing.assert_array_equal(in_rows(chunks, tile, group)[:tokens], q)
+    np.testing.assert_array_equal(rows[:tokens], q)
     where, place = divmod(tokens - 1, tile.chunk)
     np.testing.assert_array_equal(chunks[where, :, place :: tile.chunk], q[-1])
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite import binding, ir
+from thorough import examples
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grouped
 from pallas_kernels.bfloat16_matmul.cpu_float32 import emit_float32_product
@@ -34,7 +35,7 @@ def held(matrix, axis=-2):
     return jax.tree.map(jnp.asarray, tiled_floats(matrix, axis, product="float32"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     rows=st.integers(1, 40),
     inputs=st.sampled_from([2, 30, 64, 768, 770, 1700]),
@@ -57,7 +58,7 @@ def test_matrices_of_any_width_are_multiplied_in_float32(rows, inputs, outputs):
     np.testing.assert_allclose(found, want, atol=1e-6 * np.sqrt(inputs) * np.abs(want).max())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(rows=st.integers(1, 40), outputs=st.integers(1, 130), seed=st.integers(0, 99))
 def test_a_row_gives_the_same_bits_whatever_is_beside_it(rows, outputs, seed):
     rng = np.random.default_rng(seed)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite import binding, ir
 from numba import carray, njit
+from thorough import examples
 
 from pallas_kernels.bfloat16_matmul import bfloat16_matmul, bfloat16_matmul_grouped
 from pallas_kernels.bfloat16_matmul.cpu_amx import emit_tile_product, panels_product
@@ -66,7 +67,7 @@ def test_numbers_are_rounded_to_nearest_and_halfway_to_even():
         np.testing.assert_array_equal(found[:, column], rounded(numbers).astype(np.float32))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     rows=st.integers(1, 20),
     inputs=st.sampled_from([31, 64, 2500]),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 from tpu_interpreter import run_recording_races
 
 from pallas_kernels.block_copy import block_copy, tpu
@@ -38,7 +39,7 @@ def copied(blocks, src, dst):
 
 
 @pytest.mark.parametrize("impl", IMPLS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(data=st.data())
 def test_copies_read_before_they_write_and_out_of_range_pairs_are_dropped(impl, data):
     dst = data.draw(st.lists(st.integers(-1, BLOCKS), max_size=PAIRS, unique=True))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 pytest.importorskip("numba")
 
@@ -57,7 +58,7 @@ def test_what_is_not_forgotten_stays_as_it_is_and_what_is_wholly_forgotten_is_no
     assert np.all((forgotten >= 0) & (forgotten <= 2.0**-126))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, UNIT), min_size=1, max_size=6),
     read=st.sampled_from([NEW, 5]),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thorough import rarely
+from thorough import examples, rarely
 from tpu_interpreter import run_recording_races
 
 from pallas_kernels.kv_codes import TPU_TILE
@@ -71,7 +71,7 @@ def any_slots(block_size):
 def test_writes_what_the_reference_writes(impl, head_dim, block_size, dtype, slot_pattern):
     view, k, v = inputs(head_dim, block_size, dtype)
 
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=examples(10), deadline=None)
     @given(slots=slot_pattern(block_size), layer=st.integers(0, LAYERS - 1))
     def check(slots, layer):
         want = compiled("reference")(view, layer, k, v, padded(slots))

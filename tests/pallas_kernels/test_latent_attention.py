@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from latent_cases import CASES, LAYER, LAYERS, PAGES, SCALE, SEQS, TOKENS, Case, dense, make_batch, writer
+from thorough import examples
 from tpu_interpreter import run_recording_races
 
 from pallas_kernels import latent_attention as package
@@ -54,7 +55,7 @@ def test_agrees_with_dense_attention(impl, name):
     case = CASES[name]
     room = PAGES * case.block_size - TOKENS
 
-    @settings(max_examples=5, deadline=None)
+    @settings(max_examples=examples(5), deadline=None)
     @given(
         queries=st.lists(st.integers(0, 9), max_size=SEQS).filter(lambda lens: sum(lens) <= TOKENS),
         context=st.integers(0, room),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from pallas_kernels.cpu_tiles import LANES
 from pallas_kernels.matmul import matmul, matmul_table
@@ -26,7 +27,7 @@ def exact(a, b):
     return np.asarray(a, np.float64) @ np.asarray(b, np.float64)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     rows=st.integers(1, 70),
     inputs=st.one_of(st.integers(1, 100), st.sampled_from([DEPTH - 1, DEPTH, DEPTH + 1, 2 * DEPTH + 5])),
@@ -38,7 +39,7 @@ def test_products_agree_with_float64(rows, inputs, vectors):
     np.testing.assert_allclose(out, exact(x, matrix), rtol=0, atol=2e-6 * inputs)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     rows=st.integers(1, 70),
     vectors=st.integers(1, 9),

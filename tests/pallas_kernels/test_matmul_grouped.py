@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from pallas_kernels.cpu_tiles import LANES
 from pallas_kernels.matmul import matmul_grouped
@@ -41,7 +42,7 @@ def test_rows_meet_their_experts_and_others_give_nothing(impl, inputs, outputs, 
     x, table = arrays(inputs, outputs, jnp.dtype(dtype))
     tolerance = 2e-6 * inputs if dtype == "float32" else 0.2
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=examples(15), deadline=None)
     @given(st.lists(st.integers(0, EXPERTS - 1), max_size=ROWS))
     def check(experts):
         counts = np.bincount(np.asarray(experts, int), minlength=EXPERTS)

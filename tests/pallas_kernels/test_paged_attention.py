@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ragged_cases import NOWHERE, Case, dense_attention, last_keys, last_keys_of_images, make_batch
-from thorough import by_name, rarely
+from thorough import by_name, examples, rarely
 from tpu_interpreter import run_recording_races
 
 from pallas_kernels.kv_codes import tokens_of
@@ -131,7 +131,7 @@ def test_chunks_of_less_than_whole_registers_agree_with_dense_attention(monkeypa
 
 
 def agrees_with_dense_attention(case, attend):
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=examples(12), deadline=None)
     @given(lens=lengths(case), seed=st.integers(0, 1000))
     def check(lens, seed):
         batch = make_batch(case, *lens, seed=seed)
@@ -192,7 +192,7 @@ def cuts(queries):
 
 @pytest.mark.parametrize(("impl", "case"), list(by_impl(IMAGE_CASES, ["xla", "tpu_interpret"])))
 def test_tokens_of_images_see_all_of_their_image_and_text_beside_them_does_not(impl, case):
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=examples(10), deadline=None)
     @given(lens=lengths(case), data=st.data(), seed=st.integers(0, 1000))
     def check(lens, data, seed):
         batch = make_batch(case, *lens, seed=seed)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from pallas_kernels.matmul import cpu_kernel, matmul
 from pallas_kernels.panelled_floats import PANEL, abstract, panelled_floats, takes
@@ -22,7 +23,7 @@ def held(matrix):
     return jax.tree.map(jnp.asarray, panelled_floats(matrix))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     rows=st.integers(1, 40),
     inputs=st.sampled_from([1, 30, 64, 768, 770, 1700]),

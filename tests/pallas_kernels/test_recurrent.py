@@ -30,6 +30,7 @@ from recurrent_cases import (
     run,
     states_of,
 )
+from thorough import examples
 
 from pallas_kernels.recurrent import causal_conv, ssd
 from pallas_kernels.recurrent.layout import NEW, UNIT, StatePlace
@@ -62,7 +63,7 @@ def batches(draw):
 def test_ragged_batches_give_what_each_sequence_gives_alone(name, impl):
     operands, constants = given_operands(name)
 
-    @settings(max_examples=12, deadline=None)
+    @settings(max_examples=examples(12), deadline=None)
     @given(batch=batches())
     def examine(batch):
         check(name, impl, fresh_view(name), *batch, operands, constants)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from pallas_kernels.row_ops import add_rms_norm, cpu, gated, largest, rms_norm
 
@@ -60,7 +61,7 @@ def test_a_gate_is_the_activation_times_what_it_lets_through(activation, spread)
     np.testing.assert_allclose(got, FUNCTIONS[activation](left) * right, rtol=3e-6, atol=2e-6 * spread)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(rows=st.integers(1, ROWS), first=st.integers(0, ROWS - 1))
 def test_a_rows_bits_depend_on_no_other_row(rows, first):
     x, more, scale = numbers(ROWS, SIZE), numbers(ROWS, SIZE, seed=1), numbers(SIZE, seed=2)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from pallas_kernels.matmul import cpu as products
 from pallas_kernels.row_ops import largest
@@ -49,7 +50,7 @@ def test_few_rows_of_the_table_are_multiplied():
 
 
 @needs_vnni
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 1 << 16),
     rows=st.integers(1, 12),
@@ -70,7 +71,7 @@ def test_places_hold_for_any_rows_and_tables(seed, rows, spread, outliers, share
 
 
 @needs_vnni
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seed=st.integers(0, 1 << 16), step=st.sampled_from([0.0, 1e-7, 1e-6, 1e-4]))
 def test_the_first_of_several_largest_products_is_taken(seed, step):
     """Rows of the table stand several times there, or differ in the last bits."""
@@ -118,7 +119,7 @@ def test_rows_that_are_not_wanted_cost_nothing_and_change_nothing(rows):
     np.testing.assert_array_equal(got[:rows], whole(x, table)[:rows])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seed=st.integers(0, 1 << 16), norms=st.floats(0, 8))
 def test_a_screen_bounds_what_it_leaves_out(seed, norms):
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite import binding, ir
 from quantised_cases import FORMS, random_matrix
-from thorough import by_name, rarely
+from thorough import by_name, examples, rarely
 
 from pallas_kernels.cpu_dots import Emitter
 from pallas_kernels.cpu_features import kinds_here
@@ -96,7 +96,7 @@ def test_all_kinds_of_instructions_give_the_same_bits(variant, rows):
         np.testing.assert_array_equal(other, first)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     counts=st.lists(st.sampled_from([0, 0, 1, 2, 3, 9]), min_size=1, max_size=7),
     beyond=st.integers(0, 3),
@@ -159,7 +159,7 @@ def test_other_products_take_experts_in_tiles_too(impl):
     np.testing.assert_allclose(found, want, atol=1e-5)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     rows=st.integers(1, 20),
     inputs=st.sampled_from([32, 64, 160, 1088]),
@@ -277,7 +277,7 @@ def test_every_float8_is_decoded_to_the_last_bit():
     assert np.isnan(found[:, ~known]).all()
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     counts=st.lists(st.sampled_from([0, 0, 1, 2, 3, 9]), min_size=1, max_size=5),
     outputs=st.sampled_from([1, 16, 50, 130]),

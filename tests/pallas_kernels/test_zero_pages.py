@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from pallas_kernels.zero_pages import frees_memory, zero_pages, zeros
 
@@ -28,7 +29,7 @@ def test_zeros_are_zeros_of_the_shape_and_dtype_asked_for(impl, dtype, shape):
 @pytest.mark.parametrize("impl", IMPLS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [8, 24])  # pages smaller than the system's and pages that straddle them
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(data=st.data())
 def test_unused_pages_become_zeros_and_no_other_byte_changes(impl, dtype, rows, data):
     unused = np.array(data.draw(st.lists(st.booleans(), min_size=12, max_size=12))).reshape(2, 6)

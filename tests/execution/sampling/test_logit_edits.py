@@ -47,7 +47,7 @@ def test_edited_logits_are_those_of_the_definition(requests, pending):
     assert (got[len(requests) :] == LOGITS[len(requests) :]).all(), "padding rows are left alone"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(REQUESTS)
 def test_a_pending_token_counts_exactly_as_a_known_one(request_):
     known, last = args_of([request_], pending=False, width=4)

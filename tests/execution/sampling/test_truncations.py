@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_sampler import settings
+from thorough import examples
 
 from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.truncations import BITS_A_PASS, _search, largest_threshold
@@ -62,7 +63,7 @@ def kth_of(weights, k):
     return [largest_threshold(weights, count, k), *(_search(weights, count, k, bits) for bits in (2, BITS_A_PASS, 5))]
 
 
-@hypothesis.settings(max_examples=50, deadline=None)
+@hypothesis.settings(max_examples=examples(50), deadline=None)
 @given(weights=st.lists(WEIGHTS, min_size=WEIGHTED, max_size=WEIGHTED), k=st.integers(1, WEIGHTED))
 def test_the_kth_weight_is_the_sorts(weights, k):
     row = np.array([weights, sorted(weights)], np.float32)

@@ -6,7 +6,8 @@ program, and ten times as long on eight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int32
 
-from jpaged.execution.mesh import DATA_AXIS, HostOrDevice
+from jpaged.execution.mesh import DATA_AXIS, HostOrDevice, stack
 
 WORD = 4
 """Bytes of an element of the buffer; each array begins with a new one."""
@@ -40,9 +41,10 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
 
-    def of(self, words: Int32[np.ndarray, " words"]) -> np.ndarray:
-        """Return the array as a view of a buffer of the host."""
-        return words[self.start : self.stop].view(self.dtype)[: prod(self.shape)].reshape(self.shape)
+    def of(self, words: Int32[np.ndarray, "*replicas words"]) -> np.ndarray:
+        """Return the array from a buffer of the host: a view, where that is of one replica."""
+        elements = words[..., self.start : self.stop].view(self.dtype)[..., : prod(self.shape)]
+        return elements.reshape(*words.shape[:-1], *self.shape)
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,19 @@ def packed(tree: Any, *, stacked: bool = False) -> Packed:
     return Packed(words, tuple(placed), form)
 
 
+def stacked(mesh: Mesh, each: Sequence[Any]) -> Any:
+    """Return what a program takes of several replicas' arguments, packed or not; see `jpaged.execution.mesh.stack`."""
+    first = each[0]
+    if len(each) == 1:
+        return stack(mesh, each)
+    if all(isinstance(one, Packed) and one.form == first.form and not one.placed for one in each):
+        return replace(first, words=np.stack([one.words for one in each]))
+    return stack(mesh, [opened(one) for one in each])
+
+
 def opened(argument: Any) -> Any:
-    """Return the tree of which `pack` made the argument, on the host and of one replica, as views of its buffer; any
-    other argument is returned unchanged."""
+    """Return the tree of which `pack` made the argument, on the host, as views of its buffer where that is of one
+    replica; any other argument is returned unchanged."""
     if not isinstance(argument, Packed):
         return argument
     placed, words = iter(argument.placed), argument.words

@@ -18,8 +18,8 @@ from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.deterministic import padded_bucket
 from jpaged.execution.drafts import Drafter, DraftProgram
-from jpaged.execution.mesh import is_local, num_replicas, stack
-from jpaged.execution.packing import opened
+from jpaged.execution.mesh import is_local, num_replicas
+from jpaged.execution.packing import opened, stacked
 from jpaged.execution.pooling import PromptPooling
 from jpaged.execution.readouts.base import ForwardPass, InFlight, Reading, Readings, Readout
 from jpaged.execution.readouts.draws import Draws
@@ -170,12 +170,10 @@ class Runner:
             steps = [self._drafter.fill(steps[0])]
         bucket = self._bucket_of(steps)
         batches = [builder.laid_out(step, bucket) for builder, step in zip(self._builders, steps, strict=True)]
-        if len(batches) > 1:  # they are stacked, then packed together
-            batches = [opened(batch) for batch in batches]
         recording = None
         if self.recorder is not None:  # replicas have none
             recording = self.recorder.record(self._memory_of(steps[0]), steps[0], opened(batches[0]), bucket)
-        self.worker.compute(stack(self.mesh, batches), bucket, steps[0].num_samples)
+        self.worker.compute(stacked(self.mesh, batches), bucket, steps[0].num_samples)
         return ForwardPass(steps, batches, recording)
 
     def read(self, forward: ForwardPass) -> list[Reading]:

@@ -96,8 +96,8 @@ class BlockAllocator:
         missing = [g for g, need in enumerate(needs) if need]
         if pages:
             for g in missing:
-                while needs[g] - len(taken[g]) > self.groups[g].spare:
-                    taken[g].append(self._take_one(g, request, needs[g] - len(taken[g])))
+                while (left := needs[g] - len(taken[g])) and left > self.groups[g].spare:
+                    taken[g].append(self._take_one(g, request, left))
         for g in missing:
             while len(taken[g]) < needs[g]:
                 taken[g].append(self._take_one(g, request, needs[g] - len(taken[g])))

@@ -194,6 +194,7 @@ class BlockTables:
         released_below: per group, number of the first logical block that was not yet considered for release.
         num_hashed: per group, number of leading blocks that were offered to the prefix cache.
         chains: hash chains, see `PrefixCache.chains`; at least as long as the blocks in `num_hashed`.
+        committed: version, known and computed tokens at the last commit; None = blocks were rewound since.
         num_computed: tokens that had KV at the last commit or prefix hit.
         predicted: per group, runs of blocks that are active at the end of the predicted prefix.
         num_slots: length, in tokens, that the tables were last extended to.
@@ -202,6 +203,7 @@ class BlockTables:
 
     __slots__ = (
         "chains",
+        "committed",
         "num_computed",
         "num_hashed",
         "num_slots",
@@ -220,6 +222,7 @@ class BlockTables:
         self.num_slots = 0
         self.predicted: list[tuple[range, ...]] = [() for _ in request.groups]
         self.chains = chains
+        self.committed: tuple[int, int, int] | None = None
         self.num_computed = 0
         self.version = version
 

@@ -417,10 +417,14 @@ class MemoryManager:
             Whether a table changed, because a block of it was released.
         """
         sequence = self._sequences[seq_id]
-        version, sequence.num_computed = sequence.version, num_computed
+        known, version = min(num_computed, len(token_ids)), sequence.version
+        if sequence.committed == (version, known, num_computed):
+            return False  # blocks are asked for right after the token came that ended the last one
+        sequence.num_computed = num_computed
         if self.prefix_caching:
-            self._updater.cache_full(sequence, token_ids, min(num_computed, len(token_ids)))
+            self._updater.cache_full(sequence, token_ids, known)
         self._updater.release_inactive(sequence, num_computed)
+        sequence.committed = sequence.version, known, num_computed
         return sequence.version != version
 
     def cancel(self, copies: Sequence[BlockCopy]) -> None:

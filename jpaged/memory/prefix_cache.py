@@ -201,7 +201,7 @@ class PrefixCache:
                 if block in link_of:
                     self.forget(g, block)
             if written and written.start < tables.num_hashed[g]:
-                tables.num_hashed[g] = written.start
+                tables.num_hashed[g], tables.committed = written.start, None
                 tables.chains[self._chain_keys[g]].truncate(first_write // size)
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes
 from jax.sharding import Mesh
 
-from jpaged.execution.mesh import DATA_AXIS, make_mesh
-from jpaged.execution.packing import Packed, pack, unpacked
+from jpaged.execution.mesh import DATA_AXIS, make_mesh, stack
+from jpaged.execution.packing import Packed, opened, pack, packed, stacked, unpacked
 
 DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "int32", "uint32", "float32")
 MESH = make_mesh(1)
@@ -86,6 +86,18 @@ def test_each_replica_has_a_row_of_the_buffer(dtype: str):
         own = jax.tree.map(lambda leaf, replica=replica: leaf[replica], (packed, tree))
         found, wanted = unpacked(own[0]), own[1]
         assert [*map(bits, found)] == [*map(bits, wanted)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_replicas_are_those_that_are_packed_together(dtype: str):
+    mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), (DATA_AXIS, "tensor"))
+    trees = [[drawn(dtype, (3, 2), seed), drawn("bool", (1, 5), seed)] for seed in (0, 1)]
+    together, found = pack(mesh, stack(mesh, trees)), stacked(mesh, [*map(packed, trees)])
+    assert found.form == together.form
+    assert np.array_equal(found.words, together.words)
+    assert [*map(bits, opened(found))] == [*map(bits, stack(mesh, trees))]
+    apart = stacked(mesh, [packed(trees[0]), trees[1]])
+    assert [*map(bits, apart)] == [*map(bits, stack(mesh, trees))]
 
 
 def test_equal_shapes_share_a_program_and_others_do_not():

@@ -56,10 +56,10 @@ class TokenSlots(LayerCache):
     def follow(self, arrays: Any, step: NextDecodes, layouts: Sequence[GroupLayout]) -> None:
         (layout,), places = layouts, step.positions
         arrays.slots[: len(places)] += 1
-        begun = np.flatnonzero(places % layout.spec.block_size == 0)
-        moved = np.union1d(begun, step.changed) if step.changed else begun
-        if len(moved):
-            moved = moved.astype(np.int64)
+        moves = places % layout.spec.block_size == 0
+        moves[step.changed] = True
+        if moves.any():
+            moved = np.flatnonzero(moves)
             arrays.slots[moved] = slots_at(arrays.table, moved, places[moved], layout)
 
     def one_by_one(self, arrays: Any, rows: slice | Int[np.ndarray, " rows"], seqs: Int[np.ndarray, " rows"]) -> Any:

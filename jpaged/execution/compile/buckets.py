@@ -43,7 +43,7 @@ class Buckets:
 
     Decode steps double up to 16 and then go by halves: 1, 2, 4, 8, 16, 24, 32, 48, ... max_num_seqs. Mixed steps go in
     eighths of the token budget (at least 64 tokens apart), which bounds padding where a step is long enough for it
-    to cost time. The sampler runs for 1, 4, 16, 32, 64, ... max_num_seqs rows.
+    to cost time. The sampler runs for 1, 4, 8, 16, 32, ... max_num_seqs rows.
 
     Args:
         verifies: whether steps verify drafts, mostly of a few sequences: mixed steps of 16 and 32 tokens have buckets
@@ -86,8 +86,7 @@ class Buckets:
         mixed_sizes = [*few_tokens, *range(stride, max_num_batched_tokens, stride), max_num_batched_tokens]
         self.decode = tuple(Bucket(size, size, True) for size in decode_sizes)
         self.mixed = tuple(Bucket(size, max_num_seqs, False) for size in mixed_sizes)
-        few, many = [power for power in powers if power <= 16], [power for power in powers if power > 16]
-        self.sample_rows = (*few[::2], *many, max_num_seqs)
+        self.sample_rows = (*(power for power in powers if power != 2), max_num_seqs)
 
     @property
     def all(self) -> tuple[Bucket, ...]:

@@ -24,14 +24,18 @@ class Draw:
     Args:
         steps: one of each replica.
         fetch: see `Worker`.
+        is_ranked: whether a row may ask for the most likely tokens.
     """
 
     field = "sampled"
 
-    def __init__(self, steps: Sequence[ScheduledStep], output: StepOutput, fetch: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, steps: Sequence[ScheduledStep], output: StepOutput, fetch: Callable[[Any], Any], *, is_ranked: bool
+    ) -> None:
         self._steps = steps
         self._output = output
         self._fetch = fetch
+        self._is_ranked = is_ranked
 
     @cached_property
     def _words(self) -> Any:
@@ -41,7 +45,8 @@ class Draw:
         step = self._steps[replica]
         words = of_replica(self._words, replica, len(self._steps))
         tokens, logprobs, *top = Drawn.read(words[: step.num_samples])
-        return tokens.tolist(), logprobs.tolist(), TopTokens(*top) if step.num_top else None
+        ranked = self._is_ranked and step.num_top
+        return tokens.tolist(), logprobs.tolist(), TopTokens(*top) if ranked else None
 
 
 class NoDraw:
@@ -89,12 +94,11 @@ class Draws:
         steps = forward.steps
         if forward.on_draw is None and not any(step.reads_draws for step in steps):
             return NoDraw(steps)
-        num_top = max(step.num_top for step in steps)
         sizes = self._buckets.samples_holding(max(step.num_samples for step in steps))
-        args, top = self._arrays(steps, sizes[0], num_top)
+        args, top = self._arrays(steps, sizes[0])
         if not self._is_ready(args, top):
             for rows in sizes:
-                larger, ranked = self._arrays(steps, rows, num_top)[0], top_size(num_top)
+                larger, ranked = self._arrays(steps, rows)[0], _ranked(steps)
                 found = next((which for which in (top, ranked) if self._is_ready(larger, which)), None)
                 if found is not None:
                     self._lacks(sizes[0], top)
@@ -103,11 +107,16 @@ class Draws:
         output = device.draw(args, top)
         if forward.on_draw is not None:
             forward.on_draw(args, top, output)
-        return Draw(steps, output, device.fetch)
+        return Draw(steps, output, device.fetch, is_ranked=bool(top))
 
-    def _arrays(self, steps: Sequence[ScheduledStep], rows: int, num_top: int) -> tuple[SamplingArrays, int]:
+    def _arrays(self, steps: Sequence[ScheduledStep], rows: int) -> tuple[SamplingArrays, int]:
         """Return the sampler's arguments for a number of rows, and how many of the most likely tokens it returns."""
         each = [of.arrays(step, rows) for of, step in zip(self._rows, steps, strict=True)]
         args = of_all(self._mesh, each, self._vocab_size)
         # The plain variant may add up in another order.
-        return args, 0 if args.plain and not self._deterministic else top_size(num_top)
+        return args, 0 if args.plain and not self._deterministic else _ranked(steps)
+
+
+def _ranked(steps: Sequence[ScheduledStep]) -> int:
+    """Return how many of the most likely tokens the full sampler finds for the rows of some steps."""
+    return top_size(max(step.num_top for step in steps))

@@ -123,8 +123,9 @@ class ImageParts:
             kept = self._kept.pop(length, None)
             if arrays:
                 placed = replicate(dict(arrays), self._mesh)
-                state, owners = (self._blank(placed), set()) if kept is None else (kept.state, kept.owners)
-                kept = _Kept(placed, running, state, owners)
+                if kept is None:
+                    kept = _Kept({}, set(), self._blank(placed), set())
+                kept.arrays, kept.sent = placed, running
             assert kept is not None, "a part goes on from arrays that were never sent"
             # Nothing else waits for a step without tokens: all parts would be on their way before another request came.
             jax.block_until_ready(kept.state)

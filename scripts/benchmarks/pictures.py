@@ -52,23 +52,21 @@ def picture_chunks(
     until their tokens were computed and with a picture encoded for each chunk that has tokens of it.
 
     The model is a Qwen3-VL of random numbers; --text and --tower are widths and numbers of layers. "encoded" counts
-    encoded pictures. "times" is the median of the rounds' ratios, and "processor, times" that of the processor's
-    seconds, which other work on the machine changes less; the first round compiles and is left out.
+    encoded pictures. "times" is the median of the rounds' ratios; the first round compiles and is left out.
     """
     with tempfile.TemporaryDirectory() as folder:
         write_qwen(Path(folder), patches, text, tower)
         tokens = pictures * (patches // MERGE**2 + 2) + 8
         for budget in budgets:
             sides = {kept: _engine(folder, budget, tokens, kept) for kept in (True, False)}
-            found: dict[bool, list[tuple[float, float]]] = {kept: [] for kept in sides}
+            found: dict[bool, list[float]] = {kept: [] for kept in sides}
             encoded = dict.fromkeys(sides, 0)
             for turn in range(rounds + 1):
                 prompt = prompt_of(*(drawn(patches, turn * pictures + n) for n in range(pictures)))
                 for kept in list(sides)[:: 1 if turn % 2 else -1]:
-                    before, start = sides[kept].stats().num_encoded_images, _clocks()
+                    before, start = sides[kept].stats().num_encoded_images, time.perf_counter()
                     sides[kept].generate(prompt, FIRST, use_tqdm=False)
-                    wall, processor = np.subtract(_clocks(), start)
-                    found[kept].append((wall, processor))
+                    found[kept].append(time.perf_counter() - start)
                     encoded[kept] = sides[kept].stats().num_encoded_images - before
             for llm in sides.values():
                 llm.close()
@@ -77,17 +75,11 @@ def picture_chunks(
                 "tokens a step": budget,
                 "encoded": encoded[True],
                 "each chunk": encoded[False],
-                "seconds": statistics.median(own for _, (own, _) in pairs),
-                "each chunk, seconds": statistics.median(other for (other, _), _ in pairs),
-                "times": statistics.median(other / own for (other, _), (own, _) in pairs),
-                "processor, times": statistics.median(other / own for (_, other), (_, own) in pairs),
+                "seconds": statistics.median(own for _, own in pairs),
+                "each chunk, seconds": statistics.median(other for other, _ in pairs),
+                "times": statistics.median(other / own for other, own in pairs),
                 "load": os.getloadavg()[0],
             }
-
-
-def _clocks() -> tuple[float, float]:
-    """Return seconds of the clock, and of the processor for this process."""
-    return time.perf_counter(), time.process_time()
 
 
 def _engine(folder: str, budget: int, tokens: int, kept: bool) -> LLM:

@@ -156,8 +156,8 @@ def plan_memory(
 
 def compile_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
     """Compile the programs with the largest temporaries and return their sizes."""
-    encoder = programs.encoder()
-    encoding = () if encoder is None else (program_size("image encoder", encoder),)
+    encoders = {"image encoder": programs.encoder(), "image encoder, some layers": programs.encoder_part()}
+    encoding = [program_size(name, lowered) for name, lowered in encoders.items() if lowered is not None]
     return program_size("mixed step", programs.mixed()), program_size("sampler", programs.sampler()), *encoding
 
 

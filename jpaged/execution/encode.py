@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,13 @@ from jpaged.execution.caches.cross_attention import CrossAttentionCache
 from jpaged.execution.caches.images import EncodedCache, blocks_of_image
 from jpaged.execution.caches.pool import PoolSpec
 from jpaged.execution.image_rows import ImageRows
-from jpaged.execution.mesh import Kind, each_replica, own_sharding, pool_sharding, under_mesh
+from jpaged.execution.mesh import Kind, each_replica, own_shapes, own_sharding, pool_sharding, under_mesh
 from jpaged.execution.prompt_attention import SegmentAttention
 from jpaged.images import GIVEN_FEATURES
 from jpaged.memory import StoredImage
 from jpaged.memory.layout import GroupLayout
 from jpaged.model_api import CrossAttentionGroup, PacksImages, RowLayout
+from jpaged.scheduling.held import sure_tokens
 from pallas_kernels.platform import Impl
 
 Prepared = tuple[Mapping[str, np.ndarray], np.ndarray]
@@ -77,7 +78,8 @@ def make_encode_part(
 
     `part` says which rounds of layers run, [first, stop). The first one begins with a new state, whatever `state` is;
     after the last one the features go to `rows`. Rounds below 0 change nothing, and a part that does not run takes no
-    time. `between_parts` returns the shapes of a state.
+    time. `between_parts` returns the shapes of a state. `arrays` lie where `own_sharding` says, as several parts take
+    them.
 
     Args:
         prefix, kernel_impl: see `make_encode`.
@@ -134,19 +136,31 @@ def between_parts(
             model, *row = _row_of(graphdef, params, mesh, arrays, kernel_impl)
             return model.encode_first(*row)
 
-    state = jax.eval_shape(each_replica(begun, mesh, ("shared", "own"), "own"), params, arrays)
-    placed = own_sharding(mesh)
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), state)
+    return own_shapes(jax.eval_shape(each_replica(begun, mesh, ("shared", "own"), "own"), params, arrays), mesh)
 
 
-def lengths_in_parts(group: Any, rows: ImageRows, sure: int) -> tuple[int, ...]:
-    """Return the lengths of the rows that images take which are encoded over several steps.
+class RowLengths(NamedTuple):
+    """The lengths of the rows that an engine encodes, ascending; one may be in both.
+
+    Attributes:
+        whole: of those that are encoded in one step.
+        in_parts: of those that are encoded over several.
+    """
+
+    whole: tuple[int, ...]
+    in_parts: tuple[int, ...]
+
+
+def row_lengths(group: Any, rows: ImageRows, *, max_num_batched_tokens: int, max_num_seqs: int) -> RowLengths:
+    """Return the lengths of rows for which an engine has programs.
 
     Args:
         group: what holds what the encoder makes.
-        sure: tokens that a step is sure to have for one prompt, see `StepLimits`.
     """
-    return rows.lengths_above(sure / group.work) if len(group.rounds) > 1 else ()
+    sure = sure_tokens(max_num_batched_tokens, max_num_seqs)
+    in_parts = rows.lengths_above(sure / group.work) if len(group.rounds) > 1 else ()
+    whole = rows.lengths_up_to(max_num_batched_tokens / group.work) if in_parts else rows.lengths
+    return RowLengths(whole, in_parts)
 
 
 def _row_of(

@@ -130,9 +130,13 @@ class ImageRows:
         Raises:
             ValueError: an image has more segments than a row has places for.
         """
-        length = self.length(max(sum(map(self._patches, items)) for items in each))
+        length = self.joined_length(each)
         example = next(items[0].arrays for items in each if items)
         return [self._row(items, length, example, nowhere(self.layout.num_features(length))) for items in each]
+
+    def joined_length(self, each: Sequence[Sequence[Item]]) -> int:
+        """Return the length of the rows that `joined` returns."""
+        return self.length(max(sum(map(self._patches, items)) for items in each))
 
     def _row(
         self, items: Sequence[Item], length: int, example: Mapping[str, np.ndarray], rows: Int[np.ndarray, " features"]
@@ -154,11 +158,7 @@ class ImageRows:
             if len(lengths) - 1 > places:
                 raise ValueError(f"an image has {len(lengths) - 1} {kind.name}, a row of {length} patches {places}")
             arrays[kind.name] = np.pad(starts, (0, places + 1 - len(starts)), mode="edge")[None]
-        first = 0
-        for item in items:
-            rows[first : first + len(item.rows)] = item.rows
-            first += len(item.rows)
-        return Row(arrays, rows[None])
+        return Row(arrays, rows_of(items, rows))
 
     def examples(self) -> list[tuple[Mapping[str, np.ndarray], int]]:
         """Return an image that fills a row, and the number of its features, for each length."""
@@ -170,6 +170,16 @@ class ImageRows:
         features = self.layout.num_features(length)
         arrays |= {array.name: np.zeros((features, *array.shape), array.dtype) for array in self.layout.features}
         return arrays | {kind.name: np.full(1, length, np.int32) for kind in self.layout.segments}
+
+
+def rows_of(items: Sequence[Item], rows: Int[np.ndarray, " features"]) -> Int[np.ndarray, "1 features"]:
+    """Return the rows of the pool that the features of a row of images go to: `rows`, in which those of the images come
+    first, with an axis of one row."""
+    first = 0
+    for item in items:
+        rows[first : first + len(item.rows)] = item.rows
+        first += len(item.rows)
+    return rows[None]
 
 
 def _side_by_side(array: RowArray, items: Sequence[Item], length: int) -> np.ndarray:

@@ -18,23 +18,24 @@ from jpaged.execution.caches.pool import PoolSpec, abstract_pool
 from jpaged.execution.compile.buckets import Bucket, Buckets
 from jpaged.execution.device_memory import device_bytes
 from jpaged.execution.encode import (
+    RowLengths,
     between_parts,
     calls,
     decodes_read_images,
     image_group,
-    lengths_in_parts,
     make_encode,
+    make_encode_part,
     no_rows,
     numbers_together,
+    row_lengths,
 )
 from jpaged.execution.image_rows import ImageRows, Item
-from jpaged.execution.mesh import num_replicas, own_sharding, platform, stack
+from jpaged.execution.mesh import num_replicas, own_shapes, own_sharding, platform, stack
 from jpaged.execution.packing import pack
 from jpaged.execution.sampling.sample_step import make_sample_step
 from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows
 from jpaged.execution.step import make_step
 from jpaged.execution.transfer.adapter_matrices import with_abstract_matrices
-from jpaged.scheduling.held import sure_tokens
 from pallas_kernels.platform import Impl
 
 T = TypeVar("T")
@@ -91,39 +92,61 @@ class StepPrograms:
         return draw.lower(self.params, hidden, rows, self._last_tokens, top=top)
 
     def encoder(self) -> jax.stages.Lowered | None:
-        """Lower the encoder for its largest batch of the largest image known beforehand; None without an encoder."""
+        """Lower the encoder for its largest batch of the largest image, or the longest row, that one step encodes; None
+        without an encoder."""
         if not self.examples:
             return None
-        arrays, count = self._largest_image
         encode = make_encode(self.graphdef, self.spec, self.mesh, kernel_impl=self.kernel_impl)
-        group, budget = image_group(self.spec), self.max_num_batched_tokens
+        pool = abstract_pool(self.spec, self.mesh)
+        if (lengths := self._row_lengths) is not None:
+            return encode.lower(self.params, pool, *self._row(lengths.whole[-1]))
+        arrays, count = max(self.examples, key=lambda example: sum(array.size for array in example[0].values()))
         rows = no_rows(self.spec, count)
-        if self.image_rows is not None:
-            return encode.lower(self.params, abstract_pool(self.spec, self.mesh), *self._longest_row)
+        group, budget = image_group(self.spec), self.max_num_batched_tokens
         number, *_ = numbers_together(group, len(rows), budget, platform=platform(self.mesh))
         (call,) = calls([[(arrays, rows)] * number], (number,))
-        return encode.lower(self.params, abstract_pool(self.spec, self.mesh), *self._of_all(call[0]))
+        return encode.lower(self.params, pool, *self._of_all(call[0]))
+
+    def encoder_part(self) -> jax.stages.Lowered | None:
+        """Lower what encodes the longest row over several steps; None where no row is encoded so."""
+        lengths = self._row_lengths
+        if lengths is None or not lengths.in_parts:
+            return None
+        arrays, rows = self._row(lengths.in_parts[-1])
+        encode = make_encode_part(self.graphdef, self.spec, self.mesh, kernel_impl=self.kernel_impl)
+        part = self._of_all(np.zeros(2, np.int32))
+        pool = abstract_pool(self.spec, self.mesh)
+        return encode.lower(
+            self.params, pool, self._between_parts(arrays), own_shapes(dict(arrays), self.mesh), rows, part
+        )
 
     @property
     def half_encoded_bytes(self) -> int:
-        """Return the most bytes on each device of what is kept of images that are encoded over several steps."""
+        """Return the most bytes on each device of what is kept of images that are encoded over several steps: arrays of
+        rows, and their states."""
+        lengths = self._row_lengths
+        if lengths is None or not lengths.in_parts:
+            return 0
+        arrays, _ = self._row(lengths.in_parts[-1])
+        kept = own_shapes(dict(arrays), self.mesh), self._between_parts(arrays)
+        return device_bytes(kept) * min(len(lengths.in_parts), num_replicas(self.mesh))
+
+    def _between_parts(self, arrays: Mapping[str, np.ndarray]) -> Any:
+        return between_parts(self.graphdef, self.params, self.mesh, arrays, self.kernel_impl)
+
+    @property
+    def _row_lengths(self) -> RowLengths | None:
+        """Return the lengths of rows that the engine encodes; None where its encoder takes no rows or does not run."""
         if not self.examples or self.image_rows is None:
-            return 0
-        sure = sure_tokens(self.max_num_batched_tokens, self.max_num_seqs)
-        lengths = lengths_in_parts(image_group(self.spec), self.image_rows, sure)
-        if not lengths:
-            return 0
-        state = between_parts(self.graphdef, self.params, self.mesh, self._longest_row[0], self.kernel_impl)
-        return device_bytes(state) * min(len(lengths), num_replicas(self.mesh))
+            return None
+        limits = {"max_num_batched_tokens": self.max_num_batched_tokens, "max_num_seqs": self.max_num_seqs}
+        return row_lengths(image_group(self.spec), self.image_rows, **limits)
 
-    @property
-    def _largest_image(self) -> tuple[Mapping[str, np.ndarray], int]:
-        return max(self.examples, key=lambda example: sum(array.size for array in example[0].values()))
-
-    @property
-    def _longest_row(self) -> tuple[Mapping[str, np.ndarray], np.ndarray]:
+    def _row(self, length: int) -> tuple[Mapping[str, np.ndarray], np.ndarray]:
+        """Return the arrays of a row of so many patches, and where its features go, of all replicas."""
         assert self.image_rows is not None
-        arrays, count = self._largest_image
+        patches = self.image_rows.patches
+        arrays, count = next(example for example in self.examples if patches(example[0]) == length)
         item = Item(arrays, no_rows(self.spec, count)[:count])
         (row,) = self.image_rows.joined([[item]], partial(no_rows, self.spec))
         return self._of_all((row.arrays, row.rows))

@@ -113,6 +113,12 @@ def own_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(DATA_AXIS) if DATA_AXIS in mesh.shape else PartitionSpec())
 
 
+def own_shapes(arrays: T, mesh: Mesh) -> T:
+    """Return the shapes of a tree of arrays that lie as `own_sharding` says."""
+    placed = own_sharding(mesh)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed), arrays)
+
+
 def pool_sharding(mesh: Mesh) -> NamedSharding:
     """Return the sharding of arrays with one shard for each device along the first axis."""
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))

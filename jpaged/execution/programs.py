@@ -20,7 +20,7 @@ from jpaged.execution.compile.program import Program
 from jpaged.execution.compile.store import ProgramStore
 from jpaged.execution.drafts import DraftProgram
 from jpaged.execution.encode import between_parts, make_encode, make_encode_part
-from jpaged.execution.mesh import HostOrDevice, is_local, own_sharding
+from jpaged.execution.mesh import HostOrDevice, is_local, own_shapes, own_sharding
 from jpaged.execution.packing import Packed, pack
 from jpaged.execution.params import check_like, float32_shapes, num_compact, plain_dict, to_float32
 from jpaged.execution.pooling import make_pool_hidden
@@ -265,7 +265,7 @@ class ModelPrograms:
         self,
         pool: Pool,
         state: Any,
-        arrays: Mapping[str, HostOrDevice],
+        arrays: Mapping[str, Array],
         rows: Int[HostOrDevice, "*replicas images features"],
         part: Int[HostOrDevice, "*replicas 2"],
     ) -> tuple[Pool, Any]:
@@ -362,7 +362,8 @@ class ModelPrograms:
     ) -> Compile:
         """Trace `encode_part` for these shapes."""
         pool, state = abstract_pool(self._spec, self._mesh), self.between_parts(arrays)
-        return self._encode_part.prepare(_part_key(arrays, rows), self._shapes, pool, state, arrays, rows, part)
+        key, sent = _part_key(arrays, rows), own_shapes(dict(arrays), self._mesh)
+        return self._encode_part.prepare(key, self._shapes, pool, state, sent, rows, part)
 
     def prepare_sample(self, args: SamplingArrays, last_tokens: Int[HostOrDevice, " max_seqs"], top: int) -> Compile:
         """Trace `sample` for these shapes, after a `prepare_step`, which knows the hidden states."""

@@ -1,8 +1,8 @@
 """Runs a tower in parts: what is in front of its layers, some rounds of these, and what comes after them.
 
-A tower is written as one call. Here its `LayerStack` hands back control where the tower calls it, so that each part
-traces only what it needs; the compiler drops what no result reads. `LayerStack.instead` stays set, as each part is
-traced with a tower made for it alone.
+A tower is written as one call, whose `LayerStack` runs something else here. Each part is read off that call: the state
+that the layers are given or leave, or the features that the tower makes of it. The compiler drops what no result reads.
+`LayerStack.instead` stays set, as each part is traced with a tower made for it alone.
 """
 
 from __future__ import annotations
@@ -16,18 +16,6 @@ from jaxtyping import Array, Float, Int
 from jpaged.model_api import Attend, AttendWithinSegments
 
 from ..stack import LayerStack, StackState
-
-
-class _AtLayersError(Exception):
-    """Leaves a tower where it calls its layers.
-
-    Attributes:
-        state: what is in front of the next layer.
-    """
-
-    def __init__(self, state: StackState) -> None:
-        super().__init__()
-        self.state = state
 
 
 def stack_of(tower: nnx.Module) -> LayerStack | None:
@@ -44,7 +32,7 @@ def rounds_of(tower: nnx.Module) -> tuple[int, ...]:
 
 def entering(tower: Any, row: Mapping[str, Array], attend: AttendWithinSegments) -> StackState:
     """Return what is in front of a tower's first layer."""
-    return _at_layers(tower, row, attend, lambda stack, hidden, *_: stack.begun(hidden))
+    return _called(tower, row, attend, lambda stack, hidden, *_: stack.begun(hidden))[0]
 
 
 def through(
@@ -60,41 +48,37 @@ def through(
     def some(stack: LayerStack, _: Array, shared: Any, cache: Any, attend: Attend) -> StackState:
         return stack.run_rounds(state, shared, cache, attend, first, stop)[0]
 
-    return _at_layers(tower, row, attend, some)
+    return _called(tower, row, attend, some)[0]
 
 
 def leaving(
     tower: Any, row: Mapping[str, Array], attend: AttendWithinSegments, state: StackState
 ) -> Float[Array, "features embeds"]:
     """Return the features of the state after a tower's last layer."""
-
-    def ended(stack: LayerStack, _: Array, shared: Any, cache: Any, *rest: Any) -> tuple[Any, ...]:
-        hidden, *within = stack.ended(state)
-        return hidden, cache, *within
-
-    stack = stack_of(tower)
-    assert stack is not None
-    stack.instead = ended
-    features: Float[Array, "features embeds"] = tower(row, attend)
-    return features
+    return _called(tower, row, attend, lambda *_: state)[1]
 
 
-def _at_layers(
+def _called(
     tower: Any,
     row: Mapping[str, Array],
     attend: AttendWithinSegments,
-    run: Callable[..., StackState],
-) -> StackState:
-    """Return what `run` makes of a tower's layers and of what they are called with."""
+    layers: Callable[..., StackState],
+) -> tuple[StackState, Float[Array, "features embeds"]]:
+    """Return the state that `layers` leaves in the place of a tower's layers, and the features of that state.
 
-    def stopped(*call: Any) -> tuple[Any, ...]:
-        raise _AtLayersError(run(*call))
+    Args:
+        layers: takes the stack and what the tower calls it with.
+    """
+    left: list[StackState] = []
+
+    def instead(stack: LayerStack, hidden: Array, shared: Any, cache: Any, attend: Attend) -> tuple[Any, ...]:
+        left.append(layers(stack, hidden, shared, cache, attend))
+        hidden, *within = stack.ended(left[0])
+        return hidden, cache, *within
 
     stack = stack_of(tower)
-    assert stack is not None
-    stack.instead = stopped
-    try:
-        tower(row, attend)
-    except _AtLayersError as found:
-        return found.state
-    raise AssertionError("a tower does not call its layers")
+    assert stack is not None, "a tower that has no rounds is run as a whole"
+    stack.instead = instead
+    features = tower(row, attend)
+    (state,) = left  # a tower calls its layers once
+    return state, features

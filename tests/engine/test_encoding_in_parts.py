@@ -114,6 +114,19 @@ def test_a_picture_is_begun_without_a_trace(llm, expected, monkeypatch):
     assert tokens(llm.generate(PROMPTS[1], GREEDY, use_tqdm=False)) == expected[1:2]
 
 
+def test_the_arrays_of_a_picture_are_sent_once(llm, expected, monkeypatch):
+    work, sent = llm.control.engine.runner.worker.works["encodes"], []
+    run = work.run
+
+    def watched(pool, names, *args):
+        sent.append(len(names))
+        return run(pool, names, *args)
+
+    monkeypatch.setattr(work, "run", watched)
+    assert tokens(llm.generate(PROMPTS[1], GREEDY, use_tqdm=False)) == expected[1:2]
+    assert len(sent) >= 3 and sent[0] > 0 and not any(sent[1:])
+
+
 def test_aborted_requests_leave_nothing_of_a_half_encoded_picture(llm, expected):
     text, picture = begin(llm, PROMPTS[0], PROMPTS[1])
     llm.control.engine.abort(picture)

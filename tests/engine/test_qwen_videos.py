@@ -135,7 +135,7 @@ def test_tokens_are_those_of_transformers_with_the_times_of_frames(name, tmp_pat
     parts = [*PARTS, ((LONG, {"fps": 2.0}), 3)] if name.startswith("qwen2") else PARTS
     prompts = [prompt_of(each, seed, marks) for seed, each in enumerate(parts)]
     with pytest.raises(ValueError, match="max_model_len"):
-        llm.generate([prompt_of(((np.zeros((60, 504, 896, 3), np.uint8), {"fps": 2.0}),), 9, marks)], GREEDY)
+        llm.generate([prompt_of(((np.zeros((200, 56, 80, 3), np.uint8), {"fps": 2.0}),), 9, marks)], GREEDY)
     for _ in range(2):
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
         for asked, output in zip(prompts, outputs, strict=True):

@@ -17,6 +17,7 @@ from jpaged import LLM, ImageSources, NGram, PyramidKV
 from jpaged.cli.main import app
 from jpaged.execution import device_memory
 from jpaged.execution.device_memory import VARIABLES, device_bytes
+from jpaged.execution.encode import RowLengths
 from jpaged.loading import convert_checkpoint
 from jpaged.planning import compile_programs_for, plan
 
@@ -242,13 +243,15 @@ def test_a_tower_is_planned_for_the_largest_picture_that_the_processor_makes(no_
 
 
 def test_a_plan_has_room_for_a_half_encoded_picture(no_compiler, in_process, tmp_path, monkeypatch):
-    """A patch keeps 40 numbers of 4 bytes: in front of a layer, in two places for deepstack and one for the rest."""
+    """A patch keeps 40 numbers of 4 bytes, in front of a layer, in two places for deepstack and one for the rest; the
+    bytes of its 4 x 4 pixels in two frames; and four numbers of 2 bytes. A row has six of 4, and 65 starts."""
     make_qwen("qwen3_vl", tmp_path)
     sizes = SIZES | {"context": 512, "concurrency": 4, "memory_bytes": 1 << 30, "max_num_batched_tokens": 48}
     made = plan(str(tmp_path), "l4", **sizes)
-    monkeypatch.setattr("jpaged.execution.lowering.lengths_in_parts", lambda *_: ())
+    monkeypatch.setattr("jpaged.execution.lowering.row_lengths", lambda _, rows, **__: RowLengths(rows.lengths, ()))
     whole = plan(str(tmp_path), "l4", **sizes)
-    assert made.temporary_bytes - whole.temporary_bytes == made.row_lengths[-1] * 40 * 4 * (1 + 2 + 1)
+    a_patch = 40 * 4 * (1 + 2 + 1) + 3 * 2 * 4 * 4 + 4 * 2
+    assert made.temporary_bytes - whole.temporary_bytes == made.row_lengths[-1] * a_patch + (6 + 65) * 4
 
 
 @pytest.mark.nightly

@@ -16,9 +16,9 @@ from jpaged.execution.encode import (
     calls,
     feature_rows,
     image_group,
-    lengths_in_parts,
     no_rows,
     numbers_together,
+    row_lengths,
 )
 from jpaged.execution.image_rows import ImageRows, Item
 from jpaged.execution.mesh import num_replicas, platform, stack
@@ -26,7 +26,6 @@ from jpaged.execution.programs import Compile
 from jpaged.execution.work.base import PoolWork, WorkContext
 from jpaged.execution.work.image_parts import ImageParts
 from jpaged.images import GIVEN_FEATURES
-from jpaged.scheduling.held import sure_tokens
 from jpaged.scheduling.step import Encode
 from jpaged.scheduling.work import ENCODES
 
@@ -96,18 +95,20 @@ class Images(PoolWork):
         arrays: Sequence[np.ndarray],
         rows: Int[np.ndarray, "*replicas images features"],
         part: Int[np.ndarray, "*replicas 2"] | None = None,
+        patches: int = 0,
     ) -> Pool:
         """Encode some images of one shape and leave their features in `rows` of the pool.
 
         Args:
             names, arrays: the encoder's arguments, with an axis of images.
             part: the rounds of layers that run over a row of each replica, see `ImageParts`; None = all.
+            patches: of such a row.
         """
         by_name = dict(zip(names, arrays, strict=True))
         if part is None:
             return self._model.encode(pool, by_name, rows)
         assert self.parts is not None, "an encoder that takes images one by one was asked for a part"
-        return self.parts.run(pool, by_name, rows, part)
+        return self.parts.run(pool, by_name, rows, part, patches)
 
     def shapes(self) -> Iterator[tuple[str, Callable[[], Compile]]]:
         packer = self._settings.image_rows
@@ -122,12 +123,12 @@ class Images(PoolWork):
                 yield f"image encoder, {number} x {count} features", partial(self._model.prepare_encode, *of_all)
 
     def _shapes_of_rows(self, packer: ImageRows) -> Iterator[tuple[str, Callable[[], Compile]]]:
-        group, settings = image_group(self._spec), self._settings
-        sure = sure_tokens(settings.max_num_batched_tokens, settings.max_num_seqs)
-        in_parts = lengths_in_parts(group, packer, sure)
-        whole = packer.lengths
-        if in_parts:
-            whole = packer.lengths_up_to(settings.max_num_batched_tokens / group.work)
+        whole, in_parts = row_lengths(
+            image_group(self._spec),
+            packer,
+            max_num_batched_tokens=self._settings.max_num_batched_tokens,
+            max_num_seqs=self._settings.max_num_seqs,
+        )
         for arrays, count in self._examples:
             each = [[Item(arrays, no_rows(self._spec, count)[:count])]] * num_replicas(self._mesh)
             if packer.patches(arrays) in whole:
@@ -136,7 +137,7 @@ class Images(PoolWork):
                 yield f"image encoder, a row of {count} features", partial(self._model.prepare_encode, *of_row)
             if packer.patches(arrays) in in_parts:
                 assert self.parts is not None
-                names, values, rows, part = self.parts.call(each, [(0, 0)] * len(each))
+                names, values, rows, part, _ = self.parts.call(each, [(0, 0)] * len(each))
                 of_part = dict(zip(names, values, strict=True)), rows, part
                 name = f"image encoder, layers of a row of {count} features"
                 yield name, partial(self._model.prepare_encode_part, *of_part)

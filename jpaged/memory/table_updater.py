@@ -20,6 +20,9 @@ from jpaged.memory.step_blocks import StepBlocks
 UNLIKELY = -1000
 """Level of priority, below all that requests can ask for, of blocks that hardly any prefix will need."""
 
+LAST_PART = 512
+"""Tokens at the end of a prompt that begins like no other within which a later one often parts from it: the next
+question about the same document."""
 
 IN_USE = 1
 """Level of a state where a running request's prompt parts from another one: a hit there shares KV that is in use, and
@@ -339,11 +342,13 @@ class TableUpdater:
         request = sequence.request
         policy, size = request.groups[g]
         end = max(length, request.prompt_tokens or 0)
-        for _ in range(2):  # a question after a document is shorter than a window, so begin two before the end
-            end = policy.active_blocks(end, size)[0].start * size
-        wanted = [range(end // size, passed.stop)]
-        for prefix in (request.begun or (0,))[0], request.parts_at:
-            wanted += policy.active_blocks(prefix, size) if prefix else ()
+        parted = [prefix for prefix in ((request.begun or (0,))[0], request.parts_at) if prefix]
+        first = policy.active_blocks(end, size)[0].start * size
+        if not parted:  # the first of its kind: the next one may be another question about the same document
+            first = min(first, max(0, end - LAST_PART))
+        wanted = [range(policy.active_blocks(first, size)[0].start, passed.stop)]
+        for prefix in parted:
+            wanted += policy.active_blocks(prefix, size)
         wanted += sequence.predicted[g]
         self._release(sequence, g, passed, {i for i in passed if not any(i in run for run in wanted)})
 

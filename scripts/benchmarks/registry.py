@@ -18,6 +18,7 @@ BENCHMARKS = Cases(
         "hybrids": "hybrids.hybrids",
         "eviction": "hybrids.eviction",
         "serve-real": "serve_real.serve_real",
+        "chatbot": "serve_real.chatbot",
         "block-attention": "block_costs.block_attention",
         "block-sizes": "block_costs.block_sizes",
         "swap-costs": "block_costs.swap_costs",

@@ -7,19 +7,21 @@ pool has gives it its region. So the systems differ in what they admit, and in n
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from jpaged import LLM, AsyncLLM, SamplingParams
 from jpaged.bench.load import arrival_times
 from jpaged.bench.prompts import Lengths, real_prompts
 from scripts.benchmarks.baselines import Buddy, Regions, Reservation, reservations
-from scripts.benchmarks.workloads import pairs_of
-from scripts.cases import Rows
+from scripts.benchmarks.workloads import chatbot_turns, pairs_of
+from scripts.cases import Row, Rows
 
 
 class Gate:
@@ -89,35 +91,24 @@ def serve_real(
     mean_output: float = 64,
     seed: int = 0,
     trace: Path | None = None,
-    most_prompt: int | None = None,
 ) -> Rows:
     """Latency and throughput of jpaged against Orca's reservations on the real engine (PagedAttention, figure 12).
 
-    Prefixes are not cached, so that all systems compute the same. Lengths are those of --trace, else lognormal. With
-    --most-prompt longer prompts are cut to so many tokens, as a chatbot's history is (figure 17).
+    Prefixes are not cached, so that all systems compute the same. Lengths are those of --trace, else lognormal.
     """
-    settings = {"max_model_len": max_model_len, "max_num_seqs": 64, "enable_prefix_caching": False}
-    probe = LLM(model, kv_cache_memory_bytes=1 << 27, enforce_eager=True, **settings)
-    report, block = probe.memory_report(), probe.config.block_size
-    pool = report.page_bytes * -(-pool_tokens // block)
-    tokenizer = probe.tokenizer
-    probe.close()
+    llm = _engine(model, pool_tokens, max_model_len, max_num_seqs=64)
+    tokenizer = llm.tokenizer
     rows: Rows = []
 
     async def run() -> None:
-        llm = LLM(model, kv_cache_memory_bytes=pool, **settings)
-        llm.warmup(use_tqdm=False)
         async with AsyncLLM.from_llm(llm) as engine:
             for rate in rates:
                 number = max(2, int(rate * seconds))
                 if trace is None:
                     pairs = Lengths(number, mean_input, mean_output, seed=seed).draw(max_model_len)
                 else:
-                    cut = [(min(p, most_prompt or p), o) for p, o in pairs_of(trace)]
-                    pairs = [(p, o) for p, o in cut if p + o <= max_model_len][:number]
-                prompts = real_prompts(tokenizer, [prompt for prompt, _ in pairs])
-                times = arrival_times(rate, len(pairs), seed)
-                tasks = [Task(p, o, due) for p, (_, o), due in zip(prompts, pairs, times, strict=True)]
+                    pairs = [(p, o) for p, o in pairs_of(trace) if p + o <= max_model_len][:number]
+                tasks = _tasks(tokenizer, pairs, rate, seed)
                 for name in ("jpaged", "Orca (Oracle)", "Orca (Pow2)", "Orca (Max)", "FasterTransformer"):
                     start = time.perf_counter()
                     latencies = await _serve(engine, tasks, gate_of(name, pool_tokens, max_model_len))
@@ -127,6 +118,69 @@ def serve_real(
 
     asyncio.run(run())
     return rows
+
+
+def chatbot(
+    model: str = "smollm2-135m",
+    requests: int = 24,
+    shares: list[float] = [],  # noqa: B006 (never changed)
+    longest: int = 256,
+    pool_requests: float = 4.0,
+    seed: int = 0,
+    trace: Path | None = None,
+) -> Rows:
+    """Steps, rate and latency of a chatbot's turns against Orca's reservations on the real engine (figure 17).
+
+    A prompt is a conversation so far, cut to half of --longest tokens; the other half is the most that an answer has,
+    as in the paper, whose longest request has 2,048. Lengths are those of ShareGPT's conversations, or of --trace, over
+    2,048 / --longest. The pool holds --pool-requests of the longest; the paper's held 7.7. First all requests are there
+    at once; then they arrive at --shares of the rate at which jpaged served those. "times" is a system's steps or
+    latency over jpaged's.
+    """
+    llm = _engine(model, int(pool_requests * longest), longest, max_num_seqs=16, max_num_batched_tokens=longest)
+    pairs = chatbot_turns(requests, longest, seed, trace)
+    rows: Rows = []
+
+    async def run() -> None:
+        async with AsyncLLM.from_llm(llm) as engine:
+            rate = math.inf
+            for share in (None, *shares):
+                tasks = _tasks(llm.tokenizer, pairs, rate if share is None else share * rate, seed)
+                first: Row = {}
+                for name in ("jpaged", "Orca (Oracle)", "Orca (Pow2)", "Orca (Max)"):
+                    steps, start = engine.stats().num_steps, time.perf_counter()
+                    latency = mean(await _serve(engine, tasks, gate_of(name, int(pool_requests * longest), longest)))
+                    served = len(tasks) / (time.perf_counter() - start)
+                    steps = engine.stats().num_steps - steps
+                    row: Row = {"share": share or "at once", "system": name, "steps": steps}
+                    row |= {"tokens a step": sum(task.output for task in tasks) / steps, "requests/s": served}
+                    row["s/token"] = latency
+                    first = first or row
+                    row |= {f"{figure}, times": row[figure] / first[figure] for figure in ("steps", "s/token")}
+                    rows.append(row)
+                if share is None:
+                    rate = first["requests/s"]
+
+    asyncio.run(run())
+    return rows
+
+
+def _engine(model: str, pool_tokens: int, max_model_len: int, **sizes: int) -> LLM:
+    """Return a warm engine without prefix cache whose pool has at least so many tokens."""
+    settings: dict[str, Any] = {"max_model_len": max_model_len, "enable_prefix_caching": False, **sizes}
+    probe = LLM(model, kv_cache_memory_bytes=1 << 27, enforce_eager=True, **settings)
+    pool = probe.memory_report().page_bytes * -(-pool_tokens // probe.config.block_size)
+    probe.close()
+    llm = LLM(model, kv_cache_memory_bytes=pool, **settings)
+    llm.warmup(use_tqdm=False)
+    return llm
+
+
+def _tasks(tokenizer: Any, pairs: Sequence[tuple[int, int]], rate: float, seed: int) -> list[Task]:
+    """Return requests of these prompts and outputs, in tokens, which arrive at a rate a second."""
+    prompts = real_prompts(tokenizer, [prompt for prompt, _ in pairs])
+    times = arrival_times(rate, len(pairs), seed)
+    return [Task(p, o, due) for p, (_, o), due in zip(prompts, pairs, times, strict=True)]
 
 
 async def _serve(engine: AsyncLLM, tasks: Sequence[Task], gate: Gate | None) -> list[float]:

@@ -51,6 +51,24 @@ def pairs_of(trace: Path | None, most: int = 1 << 30) -> Pairs:
     )
 
 
+def chatbot_turns(number: int, longest: int, seed: int, trace: Path | None = None) -> list[tuple[int, int]]:
+    """Draw (prompt, output) of turns of conversations whose prompt is all of the conversation so far.
+
+    Lengths are those of a CSV trace, without one ShareGPT's, over `MOST_TOTAL / longest`; prompts and outputs are cut
+    to half of `longest` tokens each.
+    """
+    demands = read_trace(trace or DATA / "sharegpt_turns.csv", 1 << 30)
+    chosen = np.random.default_rng(seed).choice(len(demands), number, replace=number > len(demands)).tolist()
+    share, most = longest / MOST_TOTAL, longest // 2
+    return [
+        (
+            max(1, min(most, round(share * demands[place].prompt))),
+            max(1, min(most, round(share * demands[place].output))),
+        )
+        for place in chosen
+    ]
+
+
 def arrivals(
     pairs: Pairs, rate: float, number: int, seed: int, *, n: int = 1, beams: bool = False, prefix: int = 0
 ) -> list[Ask]:

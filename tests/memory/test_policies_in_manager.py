@@ -200,17 +200,32 @@ def test_a_draft_models_layers_are_one_more_group_of_the_same_sequence():
     assert serve(manager, 2, TOKENS[:10]) == 8
 
 
+def serve_in_blocks(manager: MemoryManager, number: int, prompt: list[int], block: int) -> None:
+    """Serve a prompt, one block a step, and end it."""
+    manager.add(number, number, prompt_tokens=len(prompt))
+    cached = manager.match_prefix(number, prompt)
+    for length in range(cached + block, len(prompt) + block, block):
+        assert manager.allocate(number, length, first_write=length - block) is not None
+        manager.commit(number, prompt, length)
+        manager.check_invariants()
+    manager.free(number)
+
+
 @pytest.mark.parametrize("order, kept", [("aligned", True), ("predicted", True), ("lru", False)])
 def test_blocks_that_a_window_passed_far_from_an_end_are_evicted_before_older_ones(order, kept):
-    manager = manager_of((SlidingWindow(4), 2), num_blocks=20, prefix_caching=True, prefix_eviction=order)
-    first, second = list(range(40)), list(range(100, 140))
+    manager = manager_of((SlidingWindow(128), 64), num_blocks=20, prefix_caching=True, prefix_eviction=order)
+    first, second = list(range(1280)), list(range(2000, 3280))
     for number, prompt in enumerate((first, second, second)):  # each takes all 20 blocks, two active ones at once
-        manager.add(number, number, prompt_tokens=40)
-        cached = manager.match_prefix(number, prompt)
-        for length in range(cached + 2, 42, 2):
-            assert manager.allocate(number, length, first_write=length - 2) is not None
-            manager.commit(number, prompt, length)
-            manager.check_invariants()
-        manager.free(number)
+        serve_in_blocks(manager, number, prompt, 64)
     manager.add(9, 9)
     assert (manager.match_prefix(9, first) > 0) == kept
+
+
+@pytest.mark.parametrize("question, found", [(64, 1024), (512, 1024), (640, 0)])
+def test_another_question_about_a_document_finds_a_window_that_is_shorter_than_the_question(question, found):
+    manager = manager_of((SlidingWindow(128), 64), num_blocks=30, prefix_caching=True)
+    document = list(range(1024))
+    serve_in_blocks(manager, 0, [*document, *range(2000, 2000 + question)], 64)
+    serve_in_blocks(manager, 1, list(range(10_000, 11_600)), 64)
+    manager.add(9, 9)
+    assert manager.match_prefix(9, [*document, *range(3000, 3000 + question)]) == found

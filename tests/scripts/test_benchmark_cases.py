@@ -14,7 +14,7 @@ from scripts.benchmarks.embeddings import sentences_of_questions
 from scripts.benchmarks.registry import BENCHMARKS
 from scripts.benchmarks.serve_real import Gate
 from scripts.benchmarks.shapes import shape_named
-from scripts.benchmarks.workloads import Ask, arrivals, pairs_of
+from scripts.benchmarks.workloads import Ask, arrivals, chatbot_turns, pairs_of
 from scripts.cases import Cases
 from scripts.compiled_code.registry import COMPILED
 
@@ -93,6 +93,15 @@ def test_a_buddy_allocator_merges_what_comes_back():
 def test_reservations_are_those_of_the_paper():
     known = reservations(2048)
     assert [known[name](100, 65) for name in ("Orca (Oracle)", "Orca (Pow2)", "Orca (Max)")] == [165, 228, 2048]
+
+
+def test_long_prompts_make_all_of_orcas_reservations_alike():
+    turns, known = chatbot_turns(400, 256, seed=1), reservations(256)
+    assert turns == chatbot_turns(400, 256, seed=1) and max(max(turn) for turn in turns) == 128
+    whole = [turn for turn in turns if turn[0] == 128]
+    assert len(whole) > 200, "most prompts are cut"
+    for name in ("Orca (Oracle)", "Orca (Pow2)", "Orca (Max)"):
+        assert {Buddy(1024).take(known[name](*turn)) for turn in whole} == {(0, 8)}, "half of a region is the answer's"
 
 
 def test_a_batch_of_fastertransformer_ends_before_another_begins():

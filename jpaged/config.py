@@ -393,8 +393,8 @@ class EngineConfig:
         flag=Flag(commands="requests", help="GiB of host memory that keeps cached KV. Default: none."),
     )
     """GiB of host memory that keeps cached blocks, those of all devices together, as in vLLM. Blocks are copied there
-    as they fill, and come back where that is faster than computing their tokens. Swapped blocks count in it too. It
-    needs enable_prefix_caching, one replica and one host."""
+    as they fill, and come back where that is faster than computing their tokens. Swapped blocks and low-rank adapters
+    count in it too. It needs enable_prefix_caching, one replica and one host."""
 
     kv_offloading_break_even: int | None = setting(
         None, optional(whole(1)), affects=Affects.NOTHING, needs=Need("kv_offloading_size")
@@ -723,6 +723,17 @@ class EngineConfig:
     )
     """Most different adapters of a step. A request whose adapter would be one more waits."""
 
+    max_cpu_loras: int | None = setting(
+        None,
+        optional(whole(1)),
+        affects=Affects.NOTHING,
+        needs=Need("enable_lora", (True,)),
+        flag=Flag(commands="requests", least=1, help="Most adapters in host memory. Default: as many as it holds."),
+    )
+    """Most adapters that host memory keeps, at least max_loras. Those that no unfinished request uses are dropped,
+    least recently used first, and read again from their folders when a request names them. None keeps as many as half
+    of kv_offloading_size holds, or all where that is not given either."""
+
     max_lora_rank: int = setting(
         16,
         whole(1),
@@ -819,6 +830,9 @@ def _check_sizes(settings: Mapping[str, Any]) -> None:
             f"max_num_batched_tokens={tokens} is below max_num_seqs={sequences}: a step could not give every "
             "running sequence one token"
         )
+    active, kept = settings["max_loras"], settings["max_cpu_loras"]
+    if active is not None and kept is not None and kept < active:
+        raise ValueError(f"max_cpu_loras={kept} is below max_loras={active}, the adapters of one step")
     given, in_bytes = settings["swap_space"], settings["swap_space_bytes"]
     if given is not None and in_bytes is not None:
         raise ValueError(f"swap_space={given} and swap_space_bytes={in_bytes} are one setting: give one of them")

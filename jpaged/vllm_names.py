@@ -30,7 +30,8 @@ cluster: give tensor_parallel_size and data_parallel_size; over hosts call jax.d
 compiler: XLA compiles every shape once: call warmup(), or give enforce_eager=True to compile nothing ahead
 images: images are prepared as the checkpoint says, and come in multi_modal_data or as image_url parts of messages
 embeds: prompts are text or token ids, not embeddings
-lora: adapters have the settings enable_lora, max_loras, max_lora_rank and lora_modules, and the model's dtype
+lora: adapters have the settings enable_lora, max_loras, max_cpu_loras, max_lora_rank and lora_modules, and the model's
+    dtype
 logits: logit_bias, allowed_token_ids, bad_words and structured_outputs of SamplingParams change what can be drawn
 grammars: structured outputs run on llguidance: give SamplingParams(structured_outputs=...)
 profiler: call jax.profiler.start_trace(folder) and jax.profiler.stop_trace()
@@ -111,7 +112,7 @@ enable_mm_embeds: it is a flag of `jpaged serve`; LLM and AsyncLLM always take f
 enable_cumem_allocator enable_shm_tensor_arena enable_sleep_mode sleep_mode_offload_cudagraph
     sleep_preserve_parameter_names: LLM.sleep(), wake_up(), release_memory() and restore_memory() need no setting
 default_mm_loras enable_mixed_moe_lora_format enable_moe_shared_loras enable_tower_connector_lora fully_sharded_loras
-    long_lora_scaling_factors lora_dtype lora_extra_vocab_size lora_target_modules max_cpu_loras max_lora_cls_labels
+    long_lora_scaling_factors lora_dtype lora_extra_vocab_size lora_target_modules max_lora_cls_labels
     specialize_active_lora: @lora
 guided_decoding_backend structured_outputs_config: @grammars
 config_format hf_config_path hf_overrides rope_scaling rope_theta: the model's config.json is taken as it is: change a

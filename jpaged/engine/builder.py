@@ -18,7 +18,7 @@ from jpaged.engine.program_folder import check_model, open_programs, with_compil
 from jpaged.engine.saved_state.identity import identity_of
 from jpaged.engine.sizes import check_compute_dtype, longest_sequence, pool_tokens, sized
 from jpaged.engine.speculation import draft_source, make_speculation, step_costs
-from jpaged.engine.tiers import open_tiers
+from jpaged.engine.tiers import host_memory, open_tiers
 from jpaged.engine.whole_prompts import for_whole_prompts
 from jpaged.execution import PoolSpec, Runner, StepSettings, enable_compilation_cache, make_mesh, platform
 from jpaged.execution.caches.adapters import AdapterCache
@@ -32,6 +32,7 @@ from jpaged.loading.lora import Adaptable, AdapterRegistry, adapter_group
 from jpaged.loading.pooling_head import PoolingHead
 from jpaged.memory import MemoryManager, StateCheckpoints, Tiers
 from jpaged.memory.policies import VerifiedStates
+from jpaged.memory.tiers import HostMemory
 from jpaged.model_api import (
     AdapterGroup,
     Bfloat16Tiles,
@@ -164,10 +165,11 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
         adapters=adapters_of(config, loaded),
         rows=rows,
     ).spec
-    adapters = adapter_registry(config, loaded, spec)
+    host = host_memory(config)
+    adapters = adapter_registry(config, loaded, spec, host)
     if part is not None:
         spec = spec.resized(part.smallest(spec.device_bytes))
-    tiers = open_tiers(config, spec, lambda: identity_of(config, loaded.config, loaded.params, mesh, spec))
+    tiers = open_tiers(config, spec, lambda: identity_of(config, loaded.config, loaded.params, mesh, spec), host)
     try:
         runner = Runner(
             loaded.graphdef,
@@ -350,14 +352,16 @@ def adapters_of(config: EngineConfig, loaded: Adaptable) -> AdapterGroup | None:
     return adapter_group(loaded, rank=config.max_lora_rank, adapters=config.max_loras, in_turn=config.deterministic)
 
 
-def adapter_registry(config: EngineConfig, loaded: LoadedModel, spec: PoolSpec) -> AdapterRegistry | None:
+def adapter_registry(
+    config: EngineConfig, loaded: LoadedModel, spec: PoolSpec, host: HostMemory
+) -> AdapterRegistry | None:
     """Return the registry of adapters, with those of lora_modules read; None if the pool keeps no adapters.
 
     Raises:
         ValueError: an adapter of lora_modules cannot be used.
     """
     found = [cache for cache in spec.caches if isinstance(cache, AdapterCache)]
-    return AdapterRegistry(loaded, found[0], config.lora_modules) if found else None
+    return AdapterRegistry(loaded, found[0], config.lora_modules, host, config.max_cpu_loras) if found else None
 
 
 def why_no_images(config: EngineConfig, model: CausalLM, several_processes: bool) -> str | None:

@@ -12,7 +12,7 @@ from jpaged.config import EngineConfig
 from jpaged.execution import PoolSpec
 from jpaged.execution.transfer.tiers import SAMPLE, BlockFile, BlockMemory, BlockThread, Speeds, to_device
 from jpaged.memory import Tier, Tiers
-from jpaged.memory.tiers import BreakEven, TierName
+from jpaged.memory.tiers import BreakEven, HostMemory, TierName
 
 logger = logging.getLogger("jpaged")
 
@@ -38,11 +38,19 @@ class OpenTiers:
             thread.close()
 
 
-def open_tiers(config: EngineConfig, spec: PoolSpec, identity: Callable[[], bytes]) -> OpenTiers:
+def host_memory(config: EngineConfig) -> HostMemory:
+    """Return the bound on the host memory of adapters, swapped and cached blocks: kv_offloading_size, if given."""
+    return HostMemory() if config.kv_offloading_size is None else HostMemory(config.kv_offloading_size * (1 << 30))
+
+
+def open_tiers(
+    config: EngineConfig, spec: PoolSpec, identity: Callable[[], bytes], host: HostMemory | None = None
+) -> OpenTiers:
     """Return the tiers that the settings ask for; where the disk fails, those without it, with a warning.
 
     Args:
         identity: returns what stands for the weights and all else that blocks depend on; it reads all weights.
+        host: the bound on host memory, see `host_memory`.
 
     Raises:
         ValueError: kv_offloading_size or disk_space holds no large page.
@@ -60,7 +68,7 @@ def open_tiers(config: EngineConfig, spec: PoolSpec, identity: Callable[[], byte
         for thread in threads:
             thread.close()
         raise
-    return OpenTiers(Tiers(tiers) if tiers else None, threads)
+    return OpenTiers(Tiers(tiers, host) if tiers else None, threads)
 
 
 def _tier(

@@ -230,7 +230,7 @@ class MemoryManager:
             self._sequences,
             limit_bytes=self._swap_space_bytes,
             capacity=self._capacity,
-            changed=None if self.tiers is None else self.tiers.leave_ram,
+            tiers=self.tiers,
         )
 
     @property

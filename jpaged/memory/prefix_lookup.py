@@ -31,6 +31,20 @@ class _NamedPrompt(NamedTuple):
     chains: dict[int, HashChain]
 
 
+class _Match(NamedTuple):
+    """What the pool has of a prompt, as long as no block with one of its contents comes or goes.
+
+    Attributes:
+        known, groups: the values that it follows from.
+        length, found: see `PrefixCache.match`.
+    """
+
+    known: tuple[Any, ...]
+    groups: Sequence[tuple[Policy, int]]
+    length: int
+    found: list[list[int | None]]
+
+
 def _copies(chains: dict[int, HashChain]) -> dict[int, HashChain]:
     return {key: chain.copy() for key, chain in chains.items()}
 
@@ -74,6 +88,7 @@ class PrefixLookup:
         self._predicted = predicted
         self._tiers = tiers
         self._named: deque[_NamedPrompt] = deque(maxlen=MOST_NAMED)
+        self._matched: _Match | None = None  # of the prompt that was last looked up twice
 
     def attach(
         self,
@@ -87,17 +102,41 @@ class PrefixLookup:
     ) -> int:
         """Attach at most `limit` tokens to a sequence without blocks, which keeps to `token_ids`; return how many."""
         known = (self._cache.generation, repr(salt), tuple(spans), limit, tuple(token_ids))
-        sequence.chains = self._chains_of(known) or self._cache.chains(salt, spans)
+        chains = self._chains_of(known)
+        sequence.chains = chains or self._cache.chains(salt, spans)
         length = self._attach_from_tiers(sequence, token_ids, limit, spans) if from_tiers else 0
         if length:
             return length
-        length, found = self._cache.match(sequence, token_ids, limit, spans)
+        length, found = self._match(sequence, token_ids, limit, spans, known, is_again=chains is not None)
         self._named.append(_NamedPrompt(known, _copies(sequence.chains)))
         sequence.request.parts_at = max(length, self._kept_of(found))
         self._begin(sequence, length, spans)
         if length:
             self._updater.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
         return length
+
+    def _match(
+        self,
+        sequence: BlockTables,
+        token_ids: Sequence[int],
+        limit: int,
+        spans: Sequence[TokenSpan],
+        known: tuple[Any, ...],
+        *,
+        is_again: bool,
+    ) -> tuple[int, list[list[int | None]]]:
+        """Return what `PrefixCache.match` does. A prompt that waits for room is matched again only after a block of its
+        own came or went."""
+        matched, groups = self._matched, sequence.request.groups
+        holds = is_again and not self._cache.watched_changed  # its chains are named then
+        if matched is not None and holds and matched.known == known and matched.groups == groups:
+            return matched.length, matched.found
+        length, found = self._cache.match(sequence, token_ids, limit, spans)
+        if is_again:
+            self._matched = _Match(known, list(groups), length, found)
+            links = (link for chain in sequence.chains.values() for link in chain.links)
+            self._cache.watch_contents(frozenset(link.digest for link in links))
+        return length, found
 
     def adopt(
         self, sequence: BlockTables, token_ids: Sequence[int], places: Sequence[Sequence[int]], salt: Hashable

@@ -7,7 +7,7 @@ is moved once and stays shared, also by sequences that are forked or freed in th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
@@ -16,6 +16,7 @@ from jpaged.memory.copies import HostBlock, SwapCopy
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.step_blocks import StepBlocks
 from jpaged.memory.table_updater import TableUpdater
+from jpaged.memory.tiers import Tiers
 
 
 class HostBlocks:
@@ -24,13 +25,11 @@ class HostBlocks:
     Args:
         block_bytes: size of a block, for each group.
         limit_bytes: most bytes that all blocks with an owner take together.
-        changed: called with these bytes when they have changed; None = nothing needs it.
+        tiers: share host memory with them, and are told how many bytes they have; None = there are none.
     """
 
-    def __init__(
-        self, block_bytes: Sequence[int], limit_bytes: int, changed: Callable[[int], None] | None = None
-    ) -> None:
-        self._changed = changed
+    def __init__(self, block_bytes: Sequence[int], limit_bytes: int, tiers: Tiers | None = None) -> None:
+        self._tiers = tiers
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.ref_count: list[list[int]] = [[] for _ in block_bytes]
@@ -49,7 +48,8 @@ class HostBlocks:
         """Return blocks of each group, for owners that `share` will count; None, with nothing changed, above the
         bound."""
         size = sum(need * size for need, size in zip(needs, self.block_bytes, strict=True))
-        if self.used_bytes + size > self.limit_bytes:
+        most = self.limit_bytes if self._tiers is None else min(self.limit_bytes, self._tiers.most_swapped)
+        if self.used_bytes + size > most:
             return None
         self._use(size)
         taken = []
@@ -87,8 +87,8 @@ class HostBlocks:
 
     def _use(self, num_bytes: int) -> None:
         self.used_bytes += num_bytes
-        if self._changed is not None and num_bytes:
-            self._changed(self.used_bytes)
+        if self._tiers is not None and num_bytes:
+            self._tiers.swapped(self.used_bytes)
 
 
 class SwapSpace:
@@ -99,7 +99,7 @@ class SwapSpace:
         limit_bytes: most host memory that swapped blocks take, in the layout's terms (bytes of one device).
         step: the blocks that the step in planning fills or reads.
         capacity: says whether sequences that come back have room.
-        changed: see `HostBlocks`.
+        tiers: see `HostBlocks`.
 
     Attributes:
         sequences: the swapped ones, by sequence id.
@@ -115,9 +115,9 @@ class SwapSpace:
         *,
         limit_bytes: int,
         capacity: CapacityCheck,
-        changed: Callable[[int], None] | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
-        self.host = HostBlocks([group.block_bytes for group in layout.groups], limit_bytes, changed)
+        self.host = HostBlocks([group.block_bytes for group in layout.groups], limit_bytes, tiers)
         self.sequences: dict[int, BlockTables] = {}
         self._resident = resident
         self._capacity = capacity

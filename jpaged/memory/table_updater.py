@@ -372,6 +372,12 @@ class TableUpdater:
         retention = sequence.request.retention
         ranked = retention is not None or bool(self._retention)
         checkpoints = self._checkpoints if self._checkpoints is not None and g in self._checkpoints.groups else None
+        if not (runs or ranked or unlikely or checkpoints is not None or self._in_use):
+            for i in reversed(logical):
+                if (block := table[i]) != NO_BLOCK:
+                    end = policy.prefix_end(i, size) if self._aligned else 0
+                    release(g, block, EvictionKey(tick, -end), self._is_cached(sequence, g, i))
+            return
         for i in reversed(logical):
             block = table[i]
             if block != NO_BLOCK:

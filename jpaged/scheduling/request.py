@@ -57,7 +57,6 @@ class Sequence:
         score: score of a finished beam; None for other sequences.
         logprobs: each generated token's log-probability and ranking, for requests that ask for logprobs.
         places: where its tokens lie on several axes of positions; None where all are text.
-        counts: what a sampler counted of its tokens: the scheduler does not read them.
     """
 
     seq_id: int
@@ -83,7 +82,6 @@ class Sequence:
     grammar: TokenRules | None = None
     stop_search: StopSearch | None = None
     places: AxisPositions | None = None
-    counts: Any = field(default=None, init=False, repr=False)
 
     @property
     def num_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -13,7 +14,11 @@ from safetensors.numpy import load_file, save_file
 from test_tensor_parallel import on_eight_devices
 
 from jpaged import LLM, BeamSearchParams, LoRARequest, NGram, SamplingParams, StateRefused
+from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.execution.compile.recent import recent_programs
+from jpaged.loading.load import load_model
+from jpaged.loading.lora import AdapterRegistry
+from jpaged.memory.tiers import HostMemory
 
 SETTINGS = {
     "enable_lora": True,
@@ -106,6 +111,22 @@ SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 def tokens(outputs: list) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_an_adapter_that_was_dropped_and_read_again_gives_the_same_tokens_and_finds_its_prefix(
+    engine: LLM, llama: tuple[str, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+):
+    (cache,) = (cache for cache in engine.control.engine.runner.spec.caches if isinstance(cache, AdapterCache))
+    bounded = AdapterRegistry(load_model(Path(llama[0])), cache, llama[1], HostMemory(), most=1)
+    monkeypatch.setattr(engine.input_processor, "adapters", bounded)
+    prompt, names = asked([PROMPTS[1]]), ("small", "all")
+    first = [engine.generate(prompt, SHORT, False, lora_request=name)[0] for name in names]
+    gc.collect()
+    assert bounded.num_held == 1
+    again = [engine.generate(prompt, SHORT, False, lora_request=name)[0] for name in names]
+    assert tokens(again) == tokens(first) and tokens(first)[0] != tokens(first)[1]
+    assert [output.num_cached_tokens for output in again] == [(len(PROMPTS[1]) - 1) // 8 * 8] * 2
+    engine.reset_prefix_cache()
 
 
 def test_no_kv_is_shared_between_adapters_or_with_the_model_itself(engine: LLM):

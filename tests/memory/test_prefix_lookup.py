@@ -7,6 +7,7 @@ from memory_pools import serve
 
 from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout, StateCheckpoints
 from jpaged.memory.hash_chain import HashChain
+from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_lookup import MOST_NAMED
 
 SIZE = 4
@@ -78,3 +79,26 @@ def test_tokens_that_follow_do_not_change_what_is_remembered():
         manager.free(seq_id)
         assert ask(manager, TOKENS) == 40
         assert ask(manager, [*TOKENS, *more]) == 60 // 8 * 8
+
+
+def test_a_prompt_that_waits_is_matched_again_only_after_a_block_of_its_own_came_or_went(monkeypatch):
+    manager = manager_of(30)
+    serve(manager, 1, TOKENS)
+    manager.free(1)
+    calls, match = [], PrefixCache.match
+
+    def counted(*args, **more):
+        calls.append(args)
+        return match(*args, **more)
+
+    monkeypatch.setattr(PrefixCache, "match", counted)
+    assert [ask(manager, TOKENS) for _ in range(4)] == [40] * 4
+    assert len(calls) == 1, "what the second look found is remembered"
+    serve(manager, 2, list(range(500, 520)))
+    calls.clear()
+    assert ask(manager, TOKENS) == 40 and not calls, "other blocks came"
+    manager.free(2)
+    serve(manager, 3, list(range(600, 680)))
+    calls.clear()
+    assert ask(manager, TOKENS) < 40 and len(calls) == 1, "it lost some to another sequence"
+    manager.check_invariants()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -80,9 +81,13 @@ class TokenCounts:
         self._columns.seen[place] = True
 
 
+_COUNTS: WeakKeyDictionary[Sequence, TokenCounts] = WeakKeyDictionary()
+
+
 def counted(request: Request, seq: Sequence) -> TokenEdits:
-    """Return the edits of a row by the tokens of its sequence, which keeps the counts from step to step."""
-    counts: TokenCounts | None = seq.counts
+    """Return the edits of a row by the tokens of its sequence. The counts are kept from step to step, as long as the
+    sequence lives."""
+    counts = _COUNTS.get(seq)
     if counts is None or not counts.are_of(seq):
-        counts = seq.counts = TokenCounts(request.params, seq.num_prompt, seq.token_ids)
+        counts = _COUNTS[seq] = TokenCounts(request.params, seq.num_prompt, seq.token_ids)
     return counts.edits()

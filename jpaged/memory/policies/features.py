@@ -103,7 +103,7 @@ class Adapters(NoTable):
     kind: ClassVar[str] = "adapters"
     always_stays: ClassVar[bool] = True
     is_saved: ClassVar[bool] = False
-    goes_to_tiers: ClassVar[bool] = False  # the host has all of them, see `max_cpu_loras`
+    goes_to_tiers: ClassVar[bool] = False  # the host has them, or reads their folders, see `max_cpu_loras`
     places: int = field(default=1, repr=False)  # saved states compare what is shown
 
 

@@ -14,6 +14,7 @@ from itertools import islice
 
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.retention import Retention
+from jpaged.memory.tiers.host_memory import HostMemory
 from jpaged.memory.tiers.index import StoredBlock
 from jpaged.memory.tiers.prefetch import Prefetch
 from jpaged.memory.tiers.tier import Tier, TierName, TierStats
@@ -30,13 +31,15 @@ class Tiers:
 
     Args:
         each: the first is asked first; at least one.
+        host: the bound on host memory that the RAM's blocks share with others; None = no other takes any.
 
     Attributes:
         prefetch: the reads for requests that wait.
     """
 
-    def __init__(self, each: Sequence[Tier]) -> None:
+    def __init__(self, each: Sequence[Tier], host: HostMemory | None = None) -> None:
         self.each = each
+        self.host = host or HostMemory()
         layout, shards = each[0].layout, each[0].shards
         self.prefetch = Prefetch(each, layout.pool_bytes * shards // STAGED_PART)
         self._forget_full()
@@ -88,7 +91,7 @@ class Tiers:
         for tier in self.each:
             tier.give_up_step()
         self.prefetch.clear()
-        self.leave_ram(0)
+        self.swapped(0)
         self._begin()
 
     # Blocks that the pool fills and evicts.
@@ -96,6 +99,7 @@ class Tiers:
     def begin_step(self) -> None:
         """Note that a step is being planned: blocks that the pool evicts until `take_writes` may be written, as the
         device copies them before the step changes them."""
+        self._leave_ram()  # any thread may have read adapters since
         if self._retention is not None:
             for tier in self.each:
                 tier.index.end_levels(self._retention.now())
@@ -197,11 +201,20 @@ class Tiers:
                     "nothing is read" if least is None else f"prefixes are read from {least} tokens on",
                 )
 
-    def leave_ram(self, num_bytes: int) -> None:
+    @property
+    def most_swapped(self) -> float:
+        """Return the most bytes of swapped blocks, in the layout's terms."""
+        return self.host.for_swapped / self.each[0].shards
+
+    def swapped(self, num_bytes: int) -> None:
         """Leave so many bytes of host memory, in the layout's terms, to swapped blocks."""
+        self.host.swapped = num_bytes * self.each[0].shards
+        self._leave_ram()
+
+    def _leave_ram(self) -> None:
         for tier in self.each:
             if tier.name == "ram":
-                tier.leave(num_bytes * tier.shards)
+                tier.leave(self.host.taken)
 
     def stats(self) -> dict[TierName, TierStats]:
         """Return contents and counters of each tier."""

@@ -43,6 +43,17 @@ class ImageRead(NamedTuple):
         return found
 
 
+class _Entered(NamedTuple):
+    """An image that a chunk reached and that is held from then on.
+
+    Attributes:
+        cost: tokens of the step's budget that encoding it takes.
+    """
+
+    held: HeldImage
+    cost: int
+
+
 class ImageHolds(Held):
     """Holds the features of images, and plans when the encoder computes them.
 
@@ -141,12 +152,15 @@ class ImageHolds(Held):
         can_stop = len(self._policy.rounds) > 1 and self._policy.patches in image.arrays
         return can_stop and self._cost(image) > self._limits.sure
 
-    def _begun(self) -> HalfEncoded | None:
-        """Return the image that was begun and was not whole before this step; None where no request holds it now."""
+    def _drop_abandoned(self) -> None:
+        """Give up the image that was begun and was not whole before this step, where no request holds it now."""
         if self._half is not None and not self._half.is_held:
             self._forgets += self._half.forget()
             self._half = None
-        return self._half
+
+    def _half_of(self, image: PromptItem) -> HalfEncoded | None:
+        """Return the encoding of an image that was begun and was not whole before this step; None for other images."""
+        return self._half if self._half is not None and self._half.stored.digest == image.digest else None
 
     def _held(self, request: Request) -> dict[int, HeldImage]:
         """Return the images that the request holds, by their place among those that it asks for."""
@@ -158,6 +172,7 @@ class ImageHolds(Held):
         held: dict[int, HeldImage] = request.held.setdefault(self.kind, {})
         if start >= seq.num_prompt and not (stays and len(images) - 1 not in held):
             return Reach(length, 0)
+        self._drop_abandoned()
         cost = 0
         for number, image in enumerate(images):
             before = image.start - start
@@ -167,35 +182,19 @@ class ImageHolds(Held):
                 break
             if stays and number and before > 0:
                 return Reach(before, cost)
-            begun = self._begun()
-            half = begun if begun is not None and begun.stored.digest == image.digest else None
+            half = self._half_of(image)
             if half is not None and not half.is_whole and before > 0:
                 return Reach(before, cost)
             if number not in held:
-                missing = not self.blocks.holds_content(image.digest)
-                read = self._read(request.request_id, image) if missing else []
-                in_parts = missing and not read and self._takes_steps(image)
-                if in_parts and before > 0:
-                    return Reach(before, cost)
-                if in_parts and begun is not None:
-                    return Reach(0, cost + begun.extend(budget - cost))
-                own = min(self._cost(image), self._limits.sure) if missing and not read and not in_parts else 0
-                room = min(length, budget - cost - own)
-                if before > 0 and room < before + (image.length if image.whole else 1):
-                    return Reach(before, cost)  # it is held when a chunk begins with it, and not before
-                if own > budget - cost:
-                    return Reach(0, cost)
-                found = self.blocks.hold(image.digest, image.features)
-                if found is None:
-                    return None if before <= 0 else Reach(before, cost)
-                if in_parts:
-                    rounds, sure = self._policy.rounds, self._limits.sure
-                    half = self._half = HalfEncoded(image, found.image, self._work(image), rounds, sure)
-                elif missing:
-                    self._encoding[image.digest] = image, read
-                held[number] = found
-                cost += own
+                entered = self._enter(request.request_id, image, before, length, budget - cost)
+                if entered is None:
+                    return None
+                if isinstance(entered, Reach):
+                    return Reach(entered.length, cost + entered.cost)
+                held[number] = entered.held
+                cost += entered.cost
                 length = min(length, budget - cost)
+                half = self._half_of(image)
             if half is not None:
                 cost += half.extend(budget - cost)
                 length = min(length, budget - cost)
@@ -204,6 +203,40 @@ class ImageHolds(Held):
             if length <= before or (image.whole and before + image.length > length):
                 return Reach(max(before, 0), cost)
         return Reach(length, cost)
+
+    def _enter(
+        self, request_id: int, image: PromptItem, before: int, length: int, budget: int
+    ) -> _Entered | Reach | None:
+        """Hold an image that a chunk reaches, and plan how its features come; or return where the chunk ends instead,
+        None when memory is short at the chunk's beginning.
+
+        Args:
+            before: tokens of the chunk before the image's; not positive = the chunk begins inside the image.
+            length: most tokens of the chunk.
+            budget: tokens that the step has left.
+        """
+        missing = not self.blocks.holds_content(image.digest)
+        read = self._read(request_id, image) if missing else []
+        in_parts = missing and not read and self._takes_steps(image)
+        if in_parts and before > 0:
+            return Reach(before, 0)
+        if in_parts and self._half is not None:  # one image at a time
+            return Reach(0, self._half.extend(budget))
+        own = min(self._cost(image), self._limits.sure) if missing and not read and not in_parts else 0
+        room = min(length, budget - own)
+        if before > 0 and room < before + (image.length if image.whole else 1):
+            return Reach(before, 0)  # it is held when a chunk begins with it, and not before
+        if own > budget:
+            return Reach(0, 0)
+        found = self.blocks.hold(image.digest, image.features)
+        if found is None:
+            return None if before <= 0 else Reach(before, 0)
+        if in_parts:
+            rounds, sure = self._policy.rounds, self._limits.sure
+            self._half = HalfEncoded(image, found.image, self._work(image), rounds, sure)
+        elif missing:
+            self._encoding[image.digest] = image, read
+        return _Entered(found, own)
 
     def shorten(self, request: Request, start: int, length: int, planned: Seq[Chunk]) -> int | None:
         """Return the length of a chunk that reads one image only, and release the holds on the others; None where the
@@ -263,10 +296,11 @@ class ImageHolds(Held):
                     yield ImageRead(request, number, chunk.seq.seq_id, first, last, held[number].blocks)
 
     def take(self, plan: StepPlan) -> None:
-        half, part = self._begun(), []
-        if half is not None:
-            part = half.take()
-            if half.is_whole:
+        self._drop_abandoned()
+        part = []
+        if self._half is not None:
+            part = self._half.take()
+            if self._half.is_whole:
                 self._half = None
         plan.add_work(ENCODES, part or self._forgets)  # the first part of another takes the place of the one before
         self._forgets.clear()

@@ -276,7 +276,7 @@ def test_files_that_do_not_go_together_are_refused(pairs, tmp_path):
         ("qwen3_vl", {".rope.dimension_sections": None}, {}, "no qwen3vl.rope.dimension_sections"),
         ("qwen3_vl", {".rope.dimension_sections": [6, 3, 2, 1]}, {}, r"\[6, 3, 2, 1\] must be of three axes"),
         ("qwen3_vl", {}, {".projection_dim": 71}, "makes features of 71 numbers, and the text model reads 72"),
-        ("qwen3_vl", {}, {"clip.projector_type": "llava"}, "projector type 'llava'; supported: gemma3, idefics3"),
+        ("qwen3_vl", {}, {"clip.projector_type": "llava"}, "projector type 'llava'; supported: gemma3, gemma4v"),
         ("qwen3_vl", {}, {".block_count": None}, "no clip.vision.block_count"),
         ("qwen3_vl", {}, {".patch_size": 0}, "clip.vision.patch_size=0 must be a positive whole number"),
         ("qwen3_vl", {}, {".image_mean": [0.5]}, "must have 3 numbers each"),

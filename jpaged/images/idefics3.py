@@ -218,7 +218,8 @@ class SmolVLMVideoProcessor(VideoProcessor):
         self, settings: Mapping[str, Any], config: Any, placeholder: Placeholder, tokenizer: Any = None
     ) -> None:
         bounds = {name: settings.get(name) or usual for name, usual in (("fps", 1), ("max_frames", 64))}
-        self._bounds = Sampling().given(bounds, "the video processor")
+        Sampling().given(bounds, "the video processor")  # checks them
+        self._rate, self._most = bounds["fps"], bounds["max_frames"]
         left = {name: value for name, value in settings.items() if name not in bounds}
         super().__init__(left, config, placeholder, tokenizer)
         longest = dict(self.settings["size"]).get("longest_edge")
@@ -234,8 +235,8 @@ class SmolVLMVideoProcessor(VideoProcessor):
         """See `without_ends`; a request's number of frames is taken evenly."""
         if sampling.num_frames is not None:
             return evenly(total, fps, sampling)
-        most, rate = self._bounds.max_frames, sampling.fps or self._bounds.fps
-        return without_ends(total, fps, replace(sampling, fps=rate, num_frames=min(most, sampling.max_frames or most)))
+        most = min(self._most, sampling.max_frames or self._most)
+        return without_ends(total, fps, replace(sampling, fps=sampling.fps or self._rate, num_frames=most))
 
     @classmethod
     def plain(cls, settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:

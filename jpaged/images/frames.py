@@ -77,11 +77,17 @@ Sampler = Callable[[int, float | None, Sampling], Indices]
 
 def evenly(total: int, fps: float | None, sampling: Sampling) -> Indices:
     """Return frames at equal distances, from the first on (LLaVA-OneVision, Gemma 4)."""
-    number = sampling.num_frames
-    if number is None and sampling.fps is not None:
-        number = max(1, int(total / _known(fps, sampling) * sampling.fps))
+    number = _number(total, fps, sampling)
     number = total if number is None else min(number, total)
     return np.arange(number) * total // number
+
+
+def _number(total: int, fps: float | None, sampling: Sampling) -> int | None:
+    """Return how many frames are taken; None = all."""
+    if sampling.num_frames is not None or sampling.fps is None:
+        return sampling.num_frames
+    least, most = sampling.min_frames or 1, sampling.max_frames or total
+    return min(max(int(total / _known(fps, sampling) * sampling.fps), least), most)
 
 
 def evenly_in_patches(total: int, fps: float | None, sampling: Sampling, *, patch: int = 2) -> Indices:
@@ -176,7 +182,7 @@ def without_ends(total: int, fps: float | None, sampling: Sampling, *, skip: flo
     rate = _known(fps, sampling)
     wanted, most = sampling.fps or 1.0, sampling.num_frames or 64
     seconds = total / rate
-    number = max(1, min(round(wanted * seconds), most))
+    number = min(max(round(wanted * seconds), sampling.min_frames or 1), most)
     first, last = 0, total - 1
     if seconds - 2 * skip > most * wanted:
         first, last = int(skip * rate), min(int(total - skip * rate), total - 1)
@@ -187,9 +193,7 @@ def without_ends(total: int, fps: float | None, sampling: Sampling, *, skip: flo
 
 def middles(total: int, fps: float | None, sampling: Sampling) -> Indices:
     """Return the frames in the middle of equal parts of a video (InternVL)."""
-    number = sampling.num_frames
-    if number is None and sampling.fps is not None:
-        number = max(1, int(total / _known(fps, sampling) * sampling.fps))
+    number = _number(total, fps, sampling)
     if number is None or number >= total:
         return np.arange(total)
     step = total / number

@@ -32,6 +32,7 @@ from jpaged.images.processors import PreparedImage
 from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.tiles import TilePatches, TileProcessor
 from jpaged.images.videos import FrameGroup, VideoProcessor, resized
+from jpaged.processor_settings import NAME
 
 _AROUND, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _WORDS = (
@@ -199,6 +200,7 @@ class SmolVLMVideoProcessor(VideoProcessor):
     """SmolVLM: each frame is a tile, after its time; the prompt says how many there are, and of how long a video."""
 
     own: ClassVar[tuple[str, ...]] = ("video_sampling",)
+    _NESTED: ClassVar[Mapping[str, str]] = {"video_size": "size"}
 
     defaults: ClassVar[Mapping[str, Any]] = {
         "do_normalize": True,
@@ -215,12 +217,11 @@ class SmolVLMVideoProcessor(VideoProcessor):
     def __init__(
         self, settings: Mapping[str, Any], config: Any, placeholder: Placeholder, tokenizer: Any = None
     ) -> None:
-        of_video = settings.get("video_sampling") or {}
-        self._rate = settings.get("fps") or of_video.get("fps") or 1
-        self._most = settings.get("num_frames") or of_video.get("max_frames") or 64
-        left = {name: value for name, value in settings.items() if name not in ("fps", "num_frames", "video_sampling")}
-        size = of_video.get("video_size")
-        super().__init__({**left, **({"size": size} if size else {})}, config, placeholder, tokenizer)
+        bounds = {name: settings.get(name) or usual for name, usual in (("fps", 1), ("max_frames", 64))}
+        Sampling().given(bounds, "the video processor")  # checks them
+        self._rate, self._most = bounds["fps"], bounds["max_frames"]
+        left = {name: value for name, value in settings.items() if name not in bounds}
+        super().__init__(left, config, placeholder, tokenizer)
         longest = dict(self.settings["size"]).get("longest_edge")
         if not longest or not self.settings["do_resize"]:
             raise ValueError(f"the video processor's size={self.settings['size']} lacks 'longest_edge'")
@@ -234,7 +235,25 @@ class SmolVLMVideoProcessor(VideoProcessor):
         """See `without_ends`; a request's number of frames is taken evenly."""
         if sampling.num_frames is not None:
             return evenly(total, fps, sampling)
-        return without_ends(total, fps, replace(sampling, fps=sampling.fps or self._rate, num_frames=self._most))
+        most = min(self._most, sampling.max_frames or self._most)
+        return without_ends(total, fps, replace(sampling, fps=sampling.fps or self._rate, num_frames=most))
+
+    @classmethod
+    def plain(cls, settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        """Return settings in which ``video_sampling``, and ``num_frames`` as most frames, are settings like others."""
+        found, nested = dict(settings), settings.get("video_sampling") or {}
+        if not isinstance(nested, Mapping):
+            raise ValueError(f"{name} has video_sampling={nested!r}, which must be a mapping")
+        if name == NAME and (unknown := sorted(nested.keys() - {"fps", "max_frames", "video_size"})):
+            raise ValueError(f"{name}'s video_sampling has {unknown[0]!r}: it has fps, max_frames and video_size")
+        found.pop("video_sampling", None)
+        given = {cls._NESTED.get(key, key): value for key, value in nested.items() if value is not None}
+        if found.get("num_frames") is not None:
+            given = {"max_frames": found.pop("num_frames"), **given}
+        for key, value in given.items():
+            if name == NAME and found.get(key, value) != value:
+                raise ValueError(f"{name} has {key}={found[key]!r} and, in another way, {value!r}: give one of them")
+        return {**found, **given}
 
     def of_files(self, sampling: Sampling) -> Sampling:
         return sampling

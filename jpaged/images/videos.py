@@ -27,7 +27,7 @@ from jpaged.images.processors import PreparedImage, settings_of
 from jpaged.images.prompts import Expansion, Placeholder, expansion
 from jpaged.images.qwen import OF_CLIP
 from jpaged.images.tiles import TilePatches, taken
-from jpaged.processor_settings import BOUNDS_OF_PIXELS, counts_pixels, replaced
+from jpaged.processor_settings import BOUNDS_OF_PIXELS, NAME, counts_pixels, replaced
 
 _FILES = (
     ("processor_config.json", "video_processor"),
@@ -101,6 +101,19 @@ class VideoProcessor(ABC):
         shown = {name: value for name, value in self.settings.items() if name not in SETTINGS}
         named = {"family": config.model_type, "processor": shown}
         self._name = json.dumps(named, sort_keys=True, default=str).encode()
+
+    @classmethod
+    def plain(cls, settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        """Return settings of a file or an engine under the names that are looked at, so that an engine's replace those
+        of a file whatever either calls them.
+
+        Args:
+            name: how errors name them.
+
+        Raises:
+            ValueError: they contradict each other.
+        """
+        return settings
 
     @classmethod
     def placeholder_in(cls, config: Any, tokenizer: Any) -> Placeholder:
@@ -229,10 +242,12 @@ def open_video_processor(
     """
     if not takes_videos(config):
         raise ValueError(f"model_type={config.model_type!r} takes no videos; known: {', '.join(_PROCESSORS)}")
-    kind, given = _kind_of(config), settings or {}
+    kind = _kind_of(config)
+    given = kind.plain(settings or {}, NAME)
     number, rate = (given.get(name) is not None for name in ("num_frames", "fps"))
     left = {*kind.unread, *(["fps"] if number else ()), *(["num_frames"] if rate else ())}
-    of_file = {name: value for name, value in _settings_in(Path(folder)).items() if name not in left}
+    plain = kind.plain(_settings_in(Path(folder)), "the video processor's file")
+    of_file = {name: value for name, value in plain.items() if name not in left}
     found = _with_settings(kind, of_file, given)
     return kind(found, config, kind.placeholder_in(config, tokenizer), tokenizer)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from jpaged.loading.encoder_tensors import EncoderReader
 from jpaged.loading.gguf.config import config_from_gguf, config_of_pair
-from jpaged.loading.gguf.mmproj import Mmproj, Pair, PairWeights, ProcessorFolder
+from jpaged.loading.gguf.mmproj import Pair, PairWeights, ProcessorFolder
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.recognise import holds_gguf, is_called_gguf
 from jpaged.loading.gguf.weights import GGUFWeights
@@ -133,7 +133,7 @@ def _with_tower(source: Source, mmproj: str) -> OpenedModel:
     if file.kind != "gguf":
         raise ValueError(f"mmproj={mmproj!r} is no GGUF file")
     gguf = GGUFFile(source.path, source.remote_file)
-    pair = Pair(gguf, Mmproj(GGUFFile(file.path, file.remote_file)))
+    pair = Pair(gguf, GGUFFile(file.path, file.remote_file))
     config = config_of_pair(pair)
     family = around_text(model_class(config.model_type), config)
     return OpenedModel(source, config, family, PairWeights(pair), gguf, ProcessorFolder(pair))

@@ -24,8 +24,6 @@ from jpaged.model_api import (
     AttentionGroup,
     BuildContext,
     LayerRef,
-    RowArray,
-    RowLayout,
     SegmentKind,
     WeightSource,
 )
@@ -38,7 +36,7 @@ from ..parameters import constant_param, random_param
 from ..rope import rotate
 from ..stack import LayerKind, LayerStack, Shared
 from .family import VisionFamily
-from .tower import PixelStem, axial, channels_first, layer_weights, scaled_pixels, within
+from .tower import PixelStem, axial, channels_first, layer_weights, row_of_patches, scaled_pixels, within
 
 PROCESSOR = "jpaged.images.gemma4:Gemma4ImageProcessor"
 PREFIXES = (
@@ -209,7 +207,7 @@ class Gemma4Vision(nnx.Module):
     def __init__(self, config: Any, build: BuildContext):
         vision = config.vision_config
         embed, numbers = vision.hidden_size, vision.patch_size**2
-        self.layout = row_layout(CHANNELS * numbers, vision.pooling_kernel_size**2)
+        self.layout = row_of_patches(CHANNELS, numbers, vision.pooling_kernel_size**2, SegmentKind("frames"), places=2)
         self.stem = PixelStem(CHANNELS, numbers, embed, build, bias=False)
         self.positions = random_param(build, (2, vision.position_embedding_size, embed))
         rope = vision.rope_parameters
@@ -272,7 +270,7 @@ class Gemma4UnifiedVision(nnx.Module):
         numbers, width = CHANNELS * side**2, config.get_text_config().hidden_size
         if vision.output_proj_dims != embed:
             raise ValueError(f"output_proj_dims={vision.output_proj_dims} of vision_config is not mm_embed_dim={embed}")
-        self.layout = row_layout(numbers, 1)
+        self.layout = row_of_patches(CHANNELS, side**2, 1, SegmentKind("frames"), places=2)
         self.pixel_norm = LayerNorm(numbers, LAYER_NORM_EPS, build)
         self.square = Linear(numbers, embed, build, partition=P(None, None), bias=True)
         self.square_norm, self.place_norm = (LayerNorm(embed, LAYER_NORM_EPS, build) for _ in range(2))
@@ -310,13 +308,6 @@ def _projection(project: Linear) -> Iterator[WeightSource]:
     """Yield the source of the matrix that makes features of a width that the text model reads."""
     matrix, names = convert.linear(*project.weight.shape), ("embed_vision.embedding_projection",)
     yield from project.weights(("project",), names, None, matrix, may_quantise=False)
-
-
-def row_layout(numbers: int, merge: int) -> RowLayout:
-    """Return how a row holds the arrays of `jpaged.images.gemma4.Gemma4ImageProcessor`."""
-    patches = RowArray("pixels", (numbers,), "uint8"), RowArray("places", (2,), "int16")
-    constants = RowArray("scale", (CHANNELS,), "float32"), RowArray("shift", (CHANNELS,), "float32")
-    return RowLayout(patches, constants, (SegmentKind("frames"),), merge)
 
 
 def _looks_ahead(config: Any, group: AttentionGroup) -> bool:

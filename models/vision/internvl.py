@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import AttendWithinSegments, BuildContext, RowArray, RowLayout, SegmentKind, WeightSource
+from jpaged.model_api import AttendWithinSegments, BuildContext, SegmentKind, WeightSource
 
 from ..attention import ProjectionNames
 from ..dense import MLPSpec
@@ -21,7 +21,7 @@ from ..stack import LayerKind, Shared
 from .family import VisionFamily
 from .pixtral import PREFIXES, layers_seen
 from .stretched import centres, cubic, stretched
-from .tower import PixelStem, SquareMerger, layer_weights, layers_of, within
+from .tower import PixelStem, SquareMerger, layer_weights, layers_of, row_of_patches, within
 
 PROJECTOR_EPS = 1e-5
 QK_EPS = 1e-6
@@ -61,12 +61,7 @@ class InternVLVision(nnx.Module):
             raise ValueError(f"vision_feature_select_strategy={strategy!r} is not supported, only 'default'")
         self.side = height // patch
         usual = max(1, (self.side**2 + merge**2) // 8)  # tiles of a processor may be smaller than the config's
-        self.layout = RowLayout(
-            (RowArray("pixels", (channels * patch**2,), "uint8"), RowArray("places", (4,), "int16")),
-            (RowArray("scale", (channels,), "float32"), RowArray("shift", (channels,), "float32")),
-            (SegmentKind("tiles", usual=usual),),
-            merge**2,
-        )
+        self.layout = row_of_patches(channels, patch**2, merge**2, SegmentKind("tiles", usual=usual))
         self.stem = PixelStem(channels, patch**2, embed, build, bias=True)
         self.class_token = random_param(build, (embed,))
         has_places = vision.use_absolute_position_embeddings

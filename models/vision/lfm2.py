@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import AttendWithinSegments, BuildContext, RowArray, RowLayout, SegmentKind, WeightSource
+from jpaged.model_api import AttendWithinSegments, BuildContext, SegmentKind, WeightSource
 
 from .. import weights as convert
 from ..attention import ProjectionNames
@@ -23,7 +23,7 @@ from ..layers import LayerNorm, check_activation
 from ..parameters import random_param
 from ..stack import LayerKind, Shared
 from .family import VisionFamily
-from .tower import PixelStem, SquareMerger, layer_weights, layers_of, within
+from .tower import PixelStem, SquareMerger, layer_weights, layers_of, row_of_patches, within
 
 PROJECTOR_EPS = 1e-5
 NAMES = EncoderNames(
@@ -53,12 +53,7 @@ class Lfm2Vision(nnx.Module):
     def __init__(self, config: Any, build: BuildContext):
         vision, merge = config.vision_config, config.downsample_factor
         embed, channels, patch = vision.hidden_size, vision.num_channels, vision.patch_size
-        self.layout = RowLayout(
-            (RowArray("pixels", (channels * patch**2,), "uint8"), RowArray("places", (4,), "int16")),
-            (RowArray("scale", (channels,), "float32"), RowArray("shift", (channels,), "float32")),
-            (SegmentKind("parts", usual=64),),
-            merge**2,
-        )
+        self.layout = row_of_patches(channels, patch**2, merge**2, SegmentKind("parts", usual=64))
         self.stem = PixelStem(channels, patch**2, embed, build, bias=True)
         self.side = math.isqrt(vision.num_patches)
         self.positions = random_param(build, (self.side**2, embed))

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from jpaged.model_api import AttendWithinSegments, BuildContext, RowArray, RowLayout, SegmentKind, WeightSource
+from jpaged.model_api import AttendWithinSegments, BuildContext, SegmentKind, WeightSource
 
 from .. import weights as convert
 from ..attention import ProjectionNames
@@ -21,7 +21,7 @@ from ..parameters import random_param
 from ..stack import LayerKind, Shared
 from .family import VisionFamily
 from .stretched import centres, linear, side_of, stretched
-from .tower import PixelStem, SquareMerger, axial, layer_weights, layers_of, within
+from .tower import PixelStem, SquareMerger, axial, layer_weights, layers_of, row_of_patches, within
 
 PROCESSOR = "jpaged.images.paddleocr:PaddleOCRImageProcessor"
 PREFIXES = (
@@ -51,12 +51,8 @@ class PaddleOCRVision(nnx.Module):
     def __init__(self, config: Any, build: BuildContext):
         vision, width = config.vision_config, config.text_config.hidden_size
         embed, channels, eps = vision.hidden_size, vision.num_channels, vision.layer_norm_eps
-        pixels = channels * vision.patch_size**2
-        self.layout = RowLayout(
-            (RowArray("pixels", (pixels,), "uint8"), RowArray("places", (4,), "int16")),
-            (RowArray("scale", (channels,), "float32"), RowArray("shift", (channels,), "float32")),
-            (SegmentKind("frames"),),
-            vision.spatial_merge_size**2,
+        self.layout = row_of_patches(
+            channels, vision.patch_size**2, vision.spatial_merge_size**2, SegmentKind("frames")
         )
         self.stem = PixelStem(channels, vision.patch_size**2, embed, build, bias=True)
         self.positions = random_param(build, ((vision.image_size // vision.patch_size) ** 2, embed))

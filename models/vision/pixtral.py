@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from jpaged.model_api import AttendWithinSegments, BuildContext, RowArray, RowLayout, SegmentKind, WeightSource
+from jpaged.model_api import AttendWithinSegments, BuildContext, SegmentKind, WeightSource
 
 from ..attention import ProjectionNames
 from ..dense import MLPSpec
@@ -21,7 +21,7 @@ from ..linear import Linear
 from ..rope import Rotary
 from ..stack import LayerKind, Shared
 from .family import VisionFamily
-from .tower import PixelStem, SquareMerger, axial, layer_weights, layers_of, within
+from .tower import PixelStem, SquareMerger, axial, layer_weights, layers_of, row_of_patches, within
 
 EPS = 1e-5
 NAMES = EncoderNames(
@@ -71,12 +71,8 @@ class PixtralVision(nnx.Module):
             raise ValueError(
                 f"vision_feature_select_strategy={strategy!r} is not supported, only 'full': no patch is a class"
             )
-        self.layout = RowLayout(
-            (RowArray("pixels", (channels * patch**2,), "uint8"), RowArray("places", (4,), "int16")),
-            (RowArray("scale", (channels,), "float32"), RowArray("shift", (channels,), "float32")),
-            (SegmentKind("pictures"),),
-            config.spatial_merge_size**2 if merges else 1,
-        )
+        squares = config.spatial_merge_size**2 if merges else 1
+        self.layout = row_of_patches(channels, patch**2, squares, SegmentKind("pictures"))
         self.stem = PixelStem(channels, patch**2, embed, build, bias=False)
         self.stem_norm = RMSNorm(embed, EPS, build)
         self.rotary = two_axes(embed // vision.num_attention_heads, vision.rope_parameters["rope_theta"])

@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import AttendWithinSegments, BuildContext, RowArray, RowLayout, SegmentKind, WeightSource
+from jpaged.model_api import AttendWithinSegments, BuildContext, RowLayout, SegmentKind, WeightSource
 
 from .. import weights as convert
 from ..attention import ProjectionNames
@@ -21,7 +21,7 @@ from ..parameters import random_param
 from ..stack import LayerKind, Shared
 from .family import VisionFamily
 from .stretched import linear, side_of, stretched
-from .tower import PixelStem, SquareMerger, axial, layer_weights, layers_of, within
+from .tower import PixelStem, SquareMerger, axial, layer_weights, layers_of, row_of_patches, within
 
 EPS = 1e-6
 NAMES = EncoderNames(
@@ -37,11 +37,9 @@ PREFIXES = (("model.visual.", "visual."), ("visual.", "visual."))
 
 def row_layout(vision: Any, *segments: SegmentKind) -> RowLayout:
     """Return how a row holds the arrays of `jpaged.images.qwen.QwenImageProcessor`."""
-    channels = vision.in_channels
-    pixels = channels * vision.temporal_patch_size * vision.patch_size**2
-    patches = RowArray("pixels", (pixels,), "uint8"), RowArray("places", (4,), "int16")
-    constants = RowArray("scale", (channels,), "float32"), RowArray("shift", (channels,), "float32")
-    return RowLayout(patches, constants, (SegmentKind("frames"), *segments), vision.spatial_merge_size**2)
+    numbers = vision.temporal_patch_size * vision.patch_size**2
+    merge = vision.spatial_merge_size**2
+    return row_of_patches(vision.in_channels, numbers, merge, SegmentKind("frames"), *segments)
 
 
 class Qwen3Vision(nnx.Module):

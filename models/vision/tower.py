@@ -15,7 +15,16 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from jpaged.model_api import TENSOR_AXIS, Attend, AttendWithinSegments, BuildContext, WeightSource
+from jpaged.model_api import (
+    TENSOR_AXIS,
+    Attend,
+    AttendWithinSegments,
+    BuildContext,
+    RowArray,
+    RowLayout,
+    SegmentKind,
+    WeightSource,
+)
 
 from .. import weights as convert
 from ..attention import Heads, plainly
@@ -64,6 +73,19 @@ def axial(head_dim: int, theta: float) -> Rotary:
     pairs = head_dim // 4
     frequencies = [theta ** (-2 * pair / (head_dim // 2)) for pair in range(pairs)]
     return Rotary(tuple(frequencies * 2), axes=(0,) * pairs + (1,) * pairs)
+
+
+def row_of_patches(channels: int, numbers: int, merge: int, *segments: SegmentKind, places: int = 4) -> RowLayout:
+    """Return how a row holds patches that keep their bytes, with what these are scaled by.
+
+    Args:
+        numbers: of a patch's channel.
+        merge, segments: see `RowLayout`.
+        places: numbers that say where a patch is.
+    """
+    patches = RowArray("pixels", (channels * numbers,), "uint8"), RowArray("places", (places,), "int16")
+    constants = RowArray("scale", (channels,), "float32"), RowArray("shift", (channels,), "float32")
+    return RowLayout(patches, constants, segments, merge)
 
 
 def scaled_pixels(

@@ -39,6 +39,7 @@ BENCHMARKS = Cases(
         "masks": "masks.masks",
         "picture-chunks": "pictures.picture_chunks",
         "picture-gaps": "pictures.picture_gaps",
+        "towers": "towers.towers",
         "lora": "lora.lora",
         "perplexity": "perplexity.perplexities",
         "rounded-activations": "rounded_activations.rounded_activations",

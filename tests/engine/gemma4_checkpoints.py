@@ -152,12 +152,16 @@ FAMILIES = {make.__name__: make for make in (gemma4, gemma4_moe, gemma4_ahead, g
 
 
 def make(name: str, folder: Path, **text: Any) -> Any:
-    """Write a checkpoint of the family, of random weights that tell prompts apart, and return transformers' model.
+    """Write a checkpoint of the family; see `write`.
 
     Args:
         text: fields of the text model's config, in place of the family's.
     """
-    config = FAMILIES[name](**text)
+    return write(FAMILIES[name](**text), folder)
+
+
+def write(config: Any, folder: Path, processor: Any = PROCESSOR, tokenizer: Any = TOKENIZER) -> Any:
+    """Write a checkpoint of random weights that tell prompts apart, and return transformers' model."""
     config._attn_implementation = config._experts_implementation = "eager"
     torch.manual_seed(0)
     is_unified = config.model_type == "gemma4_unified"
@@ -182,8 +186,8 @@ def make(name: str, folder: Path, **text: Any) -> Any:
         else:
             model.model.vision_tower.patch_embedder.position_embedding_table.normal_(0.0, 0.3)
     model.save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
-    PROCESSOR.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    processor.save_pretrained(folder)
     settings = VIDEO_SETTINGS | {"num_frames": MOST_FRAMES}
     (folder / "video_preprocessor_config.json").write_text(json.dumps(settings))
     return model

@@ -168,3 +168,39 @@ def test_a_requests_number_of_frames_of_smolvlm_is_taken_whatever_the_rate(tmp_p
     ours = open_video_processor(tmp_path, config, TOKENIZER, {"fps": 1})
     assert len(ours.sampler(40, 10.0, Sampling(num_frames=8))) == 8
     assert len(ours.sampler(40, 10.0, Sampling())) == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "longest", "frames"),
+    [
+        ({}, 40, 3),
+        ({"size": {"longest_edge": 30}}, 30, 3),
+        ({"video_sampling": {"video_size": {"longest_edge": 30}, "fps": 0.5}}, 30, 2),
+        ({"fps": 0.5}, 40, 2),
+        ({"max_frames": 1}, 40, 1),
+        ({"num_frames": 8}, 40, 4),
+    ],
+)
+def test_an_engines_settings_of_smolvlms_videos_replace_the_files(tmp_path, given, longest, frames):
+    _, config, processor = smolvlm()
+    processor.video_sampling = {"fps": 1, "max_frames": 3, "video_size": {"longest_edge": 40}}
+    processor.save_pretrained(tmp_path)
+    ours = open_video_processor(tmp_path, config, TOKENIZER, given)
+    assert ours.settings["size"] == {"longest_edge": longest}
+    assert len(ours.sampler(40, 10.0, ours.sampling)) == frames
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"size": {"longest_edge": 30}, "video_sampling": {"video_size": {"longest_edge": 31}}}, "give one of them"),
+        ({"video_sampling": 3}, "video_sampling=3, which must be a mapping"),
+        ({"video_sampling": {"fps": "often"}}, "fps='often', which must be"),
+        ({"video_sampling": {"frames": 3}}, "video_sampling has 'frames': it has fps"),
+    ],
+)
+def test_settings_of_smolvlms_videos_that_mean_nothing_are_refused(tmp_path, given, message):
+    _, config, processor = smolvlm()
+    processor.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        open_video_processor(tmp_path, config, TOKENIZER, given)

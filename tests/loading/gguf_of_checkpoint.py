@@ -66,7 +66,7 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": "qwen35moe",
 }
 """Hugging Face's ``model_type`` -> GGUF's architecture."""
-WITH_TOWERS = {"qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe"}
+WITH_TOWERS = {"qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe", "gemma4_unified_text": "gemma4"}
 """The same of text models that are read as such with a tower only."""
 
 
@@ -165,7 +165,7 @@ def _converted(tensors: dict[str, np.ndarray], config: PretrainedConfig) -> dict
 
 def _changed(name: str, array: np.ndarray, config: PretrainedConfig) -> dict[str, np.ndarray]:
     family = config.model_type
-    if family == "gemma4_text":
+    if family in ("gemma4_text", "gemma4_unified_text"):
         return {_of_gemma4(name): array}
     if family == "falcon_h1":
         array = _multiplied(name, array, config)
@@ -330,7 +330,7 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
             "ssm.group_count": config.n_groups,
         }
         return _full(arch, keys, config)
-    if family == "gemma4_text":
+    if family in ("gemma4_text", "gemma4_unified_text"):
         return _full(arch, keys | _gemma4_keys(config), config)
     if family == "gpt2":
         keys |= {"feed_forward_length": 4 * config.hidden_size, "attention.head_count": config.num_attention_heads}
@@ -546,7 +546,7 @@ def _gemma4_keys(config: PretrainedConfig) -> dict[str, Any]:
         "attention.sliding_window": config.sliding_window,
         "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config.layer_types],
         "attention.shared_kv_layers": shared,
-        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "embedding_length_per_layer_input": getattr(config, "hidden_size_per_layer_input", 0),
         "rope.freq_base": config.rope_parameters["full_attention"]["rope_theta"],
         "rope.freq_base_swa": config.rope_parameters["sliding_attention"]["rope_theta"],
         "rope.dimension_count": whole.head_dim,
@@ -558,7 +558,7 @@ def _gemma4_keys(config: PretrainedConfig) -> dict[str, Any]:
         keys["attention.head_count_kv"] = [own.num_key_value_heads for own in by_layer]
     if config.final_logit_softcapping:
         keys["final_logit_softcapping"] = config.final_logit_softcapping
-    if config.enable_moe_block:
+    if getattr(config, "enable_moe_block", False):
         keys |= {"expert_count": config.num_experts, "expert_used_count": config.top_k_experts}
         keys["expert_feed_forward_length"] = config.moe_intermediate_size
     return keys

@@ -42,7 +42,7 @@ def write_text(path: Path, folder: Path, config: Any, keys: Mapping[str, Any]) -
     """Write the text model of the checkpoint in `folder`."""
     alone = path.parent / f"{path.stem}-text"
     alone.mkdir()
-    parts = tuple(other_parts(_family(config)))
+    parts = (*other_parts(_family(config)), "model.audio_tower.", "model.embed_audio.")
     tensors = {
         text_name(name): np.ascontiguousarray(array.swapaxes(1, 2)) if "mlp.experts." in name else array  # as published
         for name, array in load_file(folder / "model.safetensors").items()
@@ -65,18 +65,25 @@ def write_mmproj(
         encoding: of matrices; None = float32.
     """
     vision = config.vision_config
-    layers = getattr(vision, "num_hidden_layers", None) or vision.depth
-    heads = getattr(vision, "num_attention_heads", None) or vision.num_heads
+    layers, heads, width, inner = (
+        next((getattr(vision, name) for name in names if hasattr(vision, name)), 0)
+        for names in (
+            ("num_hidden_layers", "depth"),
+            ("num_attention_heads", "num_heads"),
+            ("hidden_size", "mm_embed_dim"),
+            ("intermediate_size",),
+        )
+    )
     found = {
         ".patch_size": vision.patch_size,
-        ".embedding_length": vision.hidden_size,
-        ".feed_forward_length": vision.intermediate_size,
+        ".embedding_length": width,
+        ".feed_forward_length": inner,
         ".block_count": layers,
         ".attention.head_count": heads,
         ".projection_dim": config.get_text_config().hidden_size,
         "clip.has_vision_encoder": True,
     } | dict(keys)
-    prefixes = other_parts(_family(config))
+    prefixes = {name: part for name, part in other_parts(_family(config)).items() if "audio" not in name}
     tensors: dict[str, Any] = {}
     for name, array in load_file(folder / "model.safetensors").items():
         before = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
@@ -107,9 +114,11 @@ def _converted(name: str, array: np.ndarray, config: Any, layers: int, heads: in
     family = config.model_type
     if family.startswith("qwen3"):
         return _of_qwen(name, array, config, layers)
+    if family.startswith("gemma4"):
+        return {_of_gemma4(name, layers): np.ascontiguousarray(_as_convolved(name, array.reshape(array.shape or 1)))}
     if name.endswith("mm_soft_emb_norm.weight"):
         array = array + 1
-    if family == "mistral3" and ("q_proj" in name or "k_proj" in name):
+    if family in ("mistral3", "llava") and ("q_proj" in name or "k_proj" in name):
         array = array.reshape(heads, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
     before, after = _OF_CONVERTER.get(family, ("", ""))
     if name.startswith(before):
@@ -119,7 +128,8 @@ def _converted(name: str, array: np.ndarray, config: Any, layers: int, heads: in
 
 def _named(name: str, layers: int) -> str:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, layers)
-    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    bounds = [f".{side}_{end}" for side in ("input", "output") for end in ("min", "max")]
+    found = names.get_name(name, try_suffixes=(".weight", ".bias", *bounds))
     assert found is not None, name
     return found
 
@@ -136,3 +146,35 @@ def _of_qwen(name: str, array: np.ndarray, config: Any, layers: int) -> dict[str
         known = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
         return {f"{known[name.split('.')[2]]}.{kind}": array}
     return {_named(name, layers): array}
+
+
+_UNIFIED = {
+    "patch_dense": "v.patch_embd",
+    "patch_ln1": "v.patch_norm.1",
+    "patch_ln2": "v.patch_norm.2",
+    "pos_norm": "v.patch_norm.3",
+}
+"""Names of parts of Gemma 4 Unified, which the package does not know yet."""
+
+
+def _of_gemma4(name: str, layers: int) -> str:
+    if name == "vision_embedder.pos_embedding":
+        return "v.position_embd.weight"
+    if name.startswith("vision_embedder."):
+        part, kind = name.split(".")[1:]
+        return f"{_UNIFIED[part]}.{kind}"
+    name = name.replace("vision_tower.encoder.", "vision_model.model.").replace(".linear.weight", ".weight")
+    name += ".weight" * name.endswith("position_embedding_table")
+    return _named(name if name.startswith("vision_model.") else f"model.{name}", layers)
+
+
+def _as_convolved(name: str, array: np.ndarray) -> np.ndarray:
+    """Return what the converter makes of numbers whose order is that of a patch's, and of tables of positions."""
+    if name.endswith("patch_embedder.input_proj.weight"):
+        side = int((array.shape[1] // 3) ** 0.5)
+        return array.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
+    if name.endswith("vision_embedder.pos_embedding"):
+        return array.transpose(1, 0, 2)
+    if "patch_dense.weight" in name or "patch_ln1." in name:
+        return array.reshape(*array.shape[:-1], -1, 3).swapaxes(-1, -2).reshape(array.shape)
+    return array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import gemma4_checkpoints
 import jax
 import numpy as np
 import pixtral_checkpoints as pixtral
@@ -17,6 +18,7 @@ from gguf_files import write_gguf, write_quantised_llama
 from mmproj_of_checkpoint import vocabulary, write_mmproj, write_text
 from transformers import (
     Gemma3ImageProcessorPil,
+    Gemma4ImageProcessorPil,
     Idefics3ImageProcessorPil,
     PixtralImageProcessorPil,
     Qwen2VLImageProcessorPil,
@@ -26,7 +28,7 @@ from vision_checkpoints import IMAGE, VOCAB, _make, picture, prompt_of
 from jpaged import LLM, SamplingParams
 from jpaged.images import ImageSources, open_image_processor, read_images
 from jpaged.loading.gguf.config import config_of_pair
-from jpaged.loading.gguf.mmproj import Mmproj, Pair
+from jpaged.loading.gguf.mmproj import Pair
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.load import load_model
 from jpaged.loading.open_checkpoint import open_model
@@ -104,22 +106,59 @@ def mistral3():
     return kind, config, processor, pixtral.TOKENIZER, keys, {}, called
 
 
-FAMILIES = {make.__name__: make for make in (gemma3, idefics3, qwen3_vl, mistral3)}
+def pixtral_12b():
+    """Llava's model around Pixtral's tower: no patches are merged."""
+    kind, config = pixtral.llava_pixtral()
+    config.vision_feature_layer = -1
+    config.projector_hidden_act = "gelu"
+    config.text_config.sliding_window = None  # as the architecture has it
+    config.vision_config.hidden_act = "gelu"
+    config.vision_config.rope_parameters = {"rope_type": "axial", "rope_theta": 10000.0}
+    _, _, processor, words, keys, text, called = mistral3()
+    processor.patch_size = {"height": 8, "width": 8}
+    del keys["clip.use_silu"], keys[".spatial_merge_size"]
+    return kind, config, processor, words, keys | {"clip.use_gelu": True}, text, called
+
+
+def gemma4(make=gemma4_checkpoints.gemma4):
+    config = make()
+    vision, square = config.vision_config, {"patch_size": 4, "pooling_kernel_size": 2}
+    keys = {"clip.vision.projector_type": "gemma4v", ".image_size": 224, ".projector.scale_factor": 2}
+    if config.model_type == "gemma4":
+        vision.hidden_activation = "gelu_pytorch_tanh"
+        vision.rope_parameters = {"rope_type": "axial", "rope_theta": 100.0}
+        vision.position_embedding_size = 600  # pictures of the usual budget fit
+    else:
+        keys["clip.vision.projector_type"] = "gemma4uv"
+        vision.mm_posemb_size = 300
+    keys |= {".attention.layer_norm_epsilon": 1e-5, "clip.has_audio_encoder": config.audio_config is not None}
+    processor = Gemma4ImageProcessorPil(**square, do_normalize=True, **SCALING)
+    called = {"<image>": "<|image|>", "<begin>": "<|image>", "<end>": "<image|>", "<video>": "<|video|>"}
+    return None, config, processor, gemma4_checkpoints.TOKENIZER, keys, {}, called
+
+
+FAMILIES = {make.__name__: make for make in (gemma3, gemma4, idefics3, qwen3_vl, mistral3, pixtral_12b)}
 FAMILIES |= {name: partial(qwen3_vl, getattr(qwen, name)) for name in ("qwen3_vl_moe", "qwen3_5")}
-IN_THE_NIGHT = ("qwen3_vl_moe", "qwen3_5", "mistral3")
+FAMILIES |= {name: partial(gemma4, getattr(gemma4_checkpoints, name)) for name in ("gemma4_moe", "gemma4_unified")}
+IN_THE_NIGHT = ("idefics3", "qwen3_vl_moe", "qwen3_5", "mistral3", "gemma4_moe", "gemma4_unified")
 NAMES = [pytest.param(name, marks=pytest.mark.nightly) if name in IN_THE_NIGHT else name for name in FAMILIES]
 
 
 def write(name, folder):
     """Write a checkpoint and both files of it."""
     kind, config, processor, words, keys, text, called = FAMILIES[name]()
-    if name == "mistral3":
-        pixtral.files(name, folder)
-    _make(kind, config, processor, folder, words)
+    if name in ("mistral3", "pixtral_12b"):
+        pixtral.files("mistral3" if name == "mistral3" else "llava_pixtral", folder)
+    if kind is None:
+        gemma4_checkpoints.write(config, folder, processor, words)
+    else:
+        _make(kind, config, processor, folder, words)
     vocab = config.get_text_config().vocab_size
     said = vocabulary(words, vocab, called)
     if name.startswith("qwen3"):
         said["tokenizer.ggml.tokens"][config.video_token_id] = "<|video_pad|>"
+    if name.startswith("gemma4"):
+        said["tokenizer.ggml.tokens"][config.audio_token_id] = "<|audio|>"
     model = write_text(folder / "model.gguf", folder, config, said | text)
     tower = write_mmproj(folder / "mmproj.gguf", folder, config, SCALING_KEYS | keys)
     return str(model), str(tower)
@@ -173,7 +212,10 @@ def test_tokens_are_those_of_the_checkpoint(checkpoint, request):
     place = gemma.BEGIN if "gemma3" in request.node.name else IMAGE
     prompts = [prompt_of(parts, seed, place) for seed, parts in enumerate(PARTS)]
     outputs = []
-    for made in (LLM(str(folder), **SETTINGS), LLM(model, mmproj=tower, **SETTINGS)):
+    settings = SETTINGS
+    if "gemma4" in request.node.name:  # its pictures are enlarged
+        settings = SETTINGS | {"mm_processor_kwargs": {"max_soft_tokens": 70}, "max_num_batched_tokens": 96}
+    for made in (LLM(str(folder), **settings), LLM(model, mmproj=tower, **settings)):
         outputs.append(made.generate(prompts, GREEDY, use_tqdm=False))
     for one, other in zip(*outputs, strict=True):
         assert one.prompt_token_ids == other.prompt_token_ids
@@ -234,7 +276,7 @@ def test_files_that_do_not_go_together_are_refused(pairs, tmp_path):
         ("qwen3_vl", {".rope.dimension_sections": None}, {}, "no qwen3vl.rope.dimension_sections"),
         ("qwen3_vl", {".rope.dimension_sections": [6, 3, 2, 1]}, {}, r"\[6, 3, 2, 1\] must be of three axes"),
         ("qwen3_vl", {}, {".projection_dim": 71}, "makes features of 71 numbers, and the text model reads 72"),
-        ("qwen3_vl", {}, {"clip.projector_type": "llava"}, "projector type 'llava'; supported: gemma3, idefics3"),
+        ("qwen3_vl", {}, {"clip.projector_type": "llava"}, "projector type 'llava'; supported: gemma3, gemma4v"),
         ("qwen3_vl", {}, {".block_count": None}, "no clip.vision.block_count"),
         ("qwen3_vl", {}, {".patch_size": 0}, "clip.vision.patch_size=0 must be a positive whole number"),
         ("qwen3_vl", {}, {".image_mean": [0.5]}, "must have 3 numbers each"),
@@ -264,4 +306,4 @@ def test_a_vocabulary_that_ends_before_the_token_of_features_has_another_stand_f
     tokens = file.metadata["tokenizer.ggml.tokens"]
     tokens[tokens.index("<image_soft_token>")] = "[PAD]"
     tokens[VOCAB - 1] = "<unused99>"
-    assert config_of_pair(Pair(file, Mmproj(GGUFFile(tower)))).image_token_id == VOCAB - 1
+    assert config_of_pair(Pair(file, GGUFFile(tower))).image_token_id == VOCAB - 1

@@ -186,6 +186,7 @@ def _launch(
     seen = _pages_seen(shared.options["reach"], block_size)
     whole_step = pages_of_step(row_bytes, block_size, seen, tuning)[1] * block_size
     pipelined = one_row and heads * max(rows, SUBLANES) * whole_step <= tuning.pipelined_scores
+    pipelined &= view.dtype.itemsize > 1  # codes were not simulated
     pages = min(shared.pages, seen) if pipelined else shared.pages
     span_pages, step_pages = pages_of_step(row_bytes, block_size, pages, tuning)
     whole_tables = plan.tables.ndim == 1

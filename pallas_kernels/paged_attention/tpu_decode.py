@@ -33,12 +33,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.kv_codes import has_scales, tokens_of
+from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reference import Reach
 from pallas_kernels.paged_attention.tpu_new_rows import NewRows
 from pallas_kernels.paged_attention.tpu_ring import Ring, TableWindows, WholeTables
-from pallas_kernels.paged_attention.tpu_softmax import MASKED, OnlineSoftmax, load_tile, of_halves, weigh
+from pallas_kernels.paged_attention.tpu_softmax import MASKED, OnlineSoftmax, load_tile, weigh
 from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, Units, write_side_by_side
 from pallas_kernels.paged_attention.tpu_unseen import CleanValues, MissingBlocks
 
@@ -203,8 +203,6 @@ def attend_to_rows(
                     for t in held.values
                 ]
                 ring.fetch_share(free, next(share_number), shares, live)
-                if has_scales(buffers.dtype):
-                    values = [tile.scaled_until(was_weighed[STOP] - i * span) for tile in values]
                 weighted = [softmax.weighted(weights_before[:, :, part], value) for value in values]
                 values_so_far = [a + b for a, b in zip(values_so_far, weighted, strict=True)]
         new_scores += [jnp.full((heads, rows, span), MASKED)] * (spans - of_keys)
@@ -226,7 +224,6 @@ def attend_to_rows(
         """Write the result of a row."""
         if side_by_side:
             own = lax.broadcasted_iota(jnp.int32, (BLOCK_ROWS, 1), 0) == lax.rem(row, BLOCK_ROWS)
-            result = of_halves(result) if has_scales(buffers.dtype) else result
             write_side_by_side(out, pl.ds(0, BLOCK_ROWS), result, own, 1)
         else:
             out[lax.rem(row, out.shape[0])] = result.astype(out.dtype)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -214,7 +215,9 @@ class Ring:
         count = jnp.where(wanted & (unit < self.units.num_units[0]), self.cursor[LEFT], 0)
         last = entry + jnp.maximum(count - 1, 0)  # loads have no predicate: none may be beyond the table
         for page in range(share * self.step_pages // shares, (share + 1) * self.step_pages // shares):
-            pl.when(page < count)(functools.partial(self._start, unit, jnp.minimum(entry + page, last), at, page))
+            # A step of many pages has some hundred of these: operators take longer to trace than `lax`.
+            here = lax.min(lax.add(entry, np.int32(page)), last)
+            pl.when(lax.gt(count, np.int32(page)))(functools.partial(self._start, unit, here, at, page))
         if share + 1 == shares:
             self._move_on(wanted)
 
@@ -262,7 +265,7 @@ class Ring:
 
     def _start(self, unit, entry, at, page) -> None:
         # A missing page has row -1. Row 0 is copied in its place, so that waiting needs no exception for it.
-        self._dma(jnp.maximum(self.tables.row(unit, entry), 0), at, page).start()
+        self._dma(lax.max(self.tables.row(unit, entry), np.int32(0)), at, page).start()
 
     def _dma(self, row, at, page):
         heads = self.buffers.shape[2]

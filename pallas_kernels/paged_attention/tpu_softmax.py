@@ -54,13 +54,6 @@ class Tile(NamedTuple):
 
         return Tile(keep(self.rows, 0), self.scales and (keep(self.scales[0], 1), keep(self.scales[1], 1)))
 
-    def scaled_until(self, stop: Any) -> Tile:
-        """Return the tile with scales of zero from key `stop` on."""
-        assert self.scales is not None
-        key = lax.broadcasted_iota(jnp.int32, self.scales[0].shape, 2)
-        first, second = (jnp.where(key < stop, scale, 0.0) for scale in self.scales)
-        return Tile(self.rows, (first, second))
-
 
 def load_tile(buffers: Any, at: Any, first: Any, pages: int, tile: int, dtype: jnp.dtype) -> Tile:
     """Load a tile of `pages` pages from page `first` on, in one buffer of the ring.

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.kv_codes import has_scales, tokens_of
+from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.paged_attention.tpu_ring import TableWindows, WholeTables
 
 NEVER = 2**30
@@ -56,7 +56,7 @@ class MissingBlocks:
 
 @dataclass(frozen=True)
 class CleanValues:
-    """Zeroes values that no query of a step sees. Codes with scales are numbers, whatever they are: none is zeroed.
+    """Zeroes values that no query of a step sees.
 
     Attributes:
         buffers: see `Ring`.
@@ -68,8 +68,6 @@ class CleanValues:
 
     def clear(self, at, first) -> None:
         """Zero a buffer's pages from page `first` on, into which nothing was copied yet."""
-        if has_scales(self.buffers.dtype):
-            return
 
         @pl.loop(first, self.buffers.shape[1])
         def _(page):
@@ -79,8 +77,6 @@ class CleanValues:
 
     def keep(self, at, first, stop) -> None:
         """Zero the values of a step's keys before `first` and from `stop` on in the pages that have these two."""
-        if has_scales(self.buffers.dtype):
-            return
         size = tokens_of(self.buffers)
         for edge in (first, stop):
             within = (edge > 0) & (edge < size * self.buffers.shape[1]) & (lax.rem(edge, size) != 0)

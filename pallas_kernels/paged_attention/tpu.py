@@ -2,8 +2,8 @@
 
 A batch with prompts takes two launches, one for the prompts and then one for the sequences that decode (see
 `tpu_plan`), which writes its rows into the result of the first. The grid of a launch runs over units (see `tpu_units`)
-and chunks of KV heads. A unit walks its pages in steps of a few hundred keys, the queries of one KV head as rows of
-matrix products (see `tpu_kernel`).
+and chunks of KV heads. A unit walks its pages in steps of keys, the queries of one KV head as rows of matrix products
+(see `tpu_kernel` and `tpu_decode`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.kv_codes import TPU_TILE, encode, has_scales, stored, tokens_of
 from pallas_kernels.layout import LANES, KVTiles
-from pallas_kernels.paged_attention.reference import AttentionCall
+from pallas_kernels.paged_attention.reference import AttentionCall, Reach
+from pallas_kernels.paged_attention.tpu_decode import FIELDS, WAITING, attend_to_rows
 from pallas_kernels.paged_attention.tpu_kernel import attend_to_units
 from pallas_kernels.paged_attention.tpu_new_rows import IN_FLIGHT
 from pallas_kernels.paged_attention.tpu_plan import MIB, Plan, Tuning, copies_of, make_plan
@@ -34,7 +35,9 @@ MAX_SPAN_KEYS = 256
 SUBLANES = 8
 """Rows of a register: fewer query rows of a head take as many."""
 ROWS_OF_BLOCK = 8
-"""Rows of the batch whose queries come in one DMA, and whose results go in one, where units are of one row."""
+"""Fewest rows of the batch whose queries come in one DMA, and whose results go in one, where units are of one row."""
+HEADS_OF_BLOCK = 128
+"""Most heads of such rows together: where a block ends, the kernel takes two turns without keys."""
 MAX_HEADS = 8
 """KV heads a grid step takes at once."""
 MAX_DEPTH = 32
@@ -179,16 +182,28 @@ def _launch(
     row_bytes = heads * tiles * LANES * view.dtype.itemsize
     one_row = tile == ONE_ROW
     tuning = plan.tuning.for_decodes(heads * max(rows, SUBLANES), block_size) if one_row else plan.tuning
-    span_pages, step_pages = pages_of_step(row_bytes, block_size, shared.pages, tuning)
+    # Whether decodes are a pipeline does not depend on the batch, as their bits do on it.
+    seen = _pages_seen(shared.options["reach"], block_size)
+    whole_step = pages_of_step(row_bytes, block_size, seen, tuning)[1] * block_size
+    pipelined = one_row and heads * max(rows, SUBLANES) * whole_step <= tuning.pipelined_scores
+    pipelined &= view.dtype.itemsize > 1  # codes were not simulated
+    pages = min(shared.pages, seen) if pipelined else shared.pages
+    span_pages, step_pages = pages_of_step(row_bytes, block_size, pages, tuning)
     whole_tables = plan.tables.ndim == 1
     depth = _ring_depth(
-        step_pages * block_size * row_bytes, tuning, None if whole_tables else shared.pages, 4 if one_row else 2
+        step_pages * block_size * row_bytes,
+        tuning,
+        None if whole_tables else shared.pages,
+        6 if pipelined else 4 if one_row else 2,
     )
     value_lanes = len(shared.held.values) * LANES
     zero_dead_units = plan.prompts is None
-    block_chunks = ROWS_OF_BLOCK if one_row else tile.chunks
+    batch_rows = max(ROWS_OF_BLOCK, HEADS_OF_BLOCK // heads) if pipelined else ROWS_OF_BLOCK
+    while batch_rows > ROWS_OF_BLOCK and batch_rows >= 2 * tokens:
+        batch_rows //= 2
+    block_chunks = batch_rows if one_row else tile.chunks
     # Where unit u is row u, a turn of the grid takes a block of rows: a turn for each takes forty cycles more.
-    at_once = min(ROWS_OF_BLOCK, units) if one_row and zero_dead_units else 1
+    at_once = min(batch_rows, units) if one_row and zero_dead_units else 1
 
     queries = in_chunks(q, tile)
     queries = in_halves(queries) if copies == 2 else queries
@@ -201,7 +216,7 @@ def _launch(
 
     def block_of_tile(h, u, _, work, *__):
         row, _ = tile_of_unit(h, u, _, work)
-        return lax.div(row, ROWS_OF_BLOCK) if one_row else row, h, 0, 0
+        return lax.div(row, batch_rows) if one_row else row, h, 0, 0
 
     def block_of_unit(h, u, _, work, *__):
         listed = Units.of(work)
@@ -210,7 +225,7 @@ def _launch(
         return lax.div(tile_of_unit(h, u, _, work)[0], BLOCK_ROWS), h
 
     def own_row(h, u, *_):  # the rows of units that are not live become zero
-        return lax.div(u * at_once, ROWS_OF_BLOCK), h, 0, 0
+        return lax.div(u * at_once, batch_rows), h, 0, 0
 
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     in_specs, inputs = ([], []) if whole_tables else ([in_hbm], [plan.tables])
@@ -238,12 +253,18 @@ def _launch(
         inputs.append(into)
     new_rows = shared.new_rows
     align = 32 // view.dtype.itemsize
+    new_block = max(align, at_once)
 
     def rows_of_unit(h, u, *more):
-        return h, 0, lax.div(tile_of_unit(h, u, *more)[0], align), 0
+        return h, 0, lax.div(tile_of_unit(h, u, *more)[0], new_block), 0
 
-    in_specs += [pl.BlockSpec((heads, tiles, align, LANES), rows_of_unit)] * len(new_rows)
+    in_specs += [pl.BlockSpec((heads, tiles, new_block, LANES), rows_of_unit)] * len(new_rows)
     inputs += new_rows
+    if pipelined:
+        body = attend_to_rows
+    else:
+        of_chunks = {"chunk": tile.chunk, "has_last_keys": last_keys is not None, "one_row": one_row}
+        body = functools.partial(attend_to_units, **of_chunks)
     prefetched = [shared.layer, work, *([plan.tables] if whole_tables else [])]
     # In order: the ring of KV; each chunk's maxima, sums and weighted values; the penalty of keys without a block; the
     # ring's cursor; and a semaphore for each buffer of the ring.
@@ -257,13 +278,18 @@ def _launch(
         pltpu.SemaphoreType.DMA((depth,)),
     ]
     sent_bytes = 0
+    if pipelined:
+        kept = heads, rows, step_pages * block_size
+        scratch += [*[pltpu.VMEM(kept, jnp.float32)] * 2, pltpu.VMEM((heads, rows, LANES), jnp.float32)]
+        scratch += [pltpu.SMEM((len(WAITING), len(FIELDS)), jnp.int32)]
+        sent_bytes += 8 * heads * max(rows, SUBLANES) * step_pages * block_size
     if new_rows:
         places = IN_FLIGHT, heads, tiles
         scratch += [pltpu.VMEM((*places, align, LANES), view.dtype), pltpu.SemaphoreType.DMA((IN_FLIGHT,))]
         scratch += [pltpu.SMEM((1,), jnp.int32)]
         scratch += [pltpu.VMEM((*places, TPU_TILE, LANES), view.dtype)] * has_scales(view.dtype)
-        sent_bytes = 2 * math.prod(places) * align * LANES * view.dtype.itemsize
-        sent_bytes += 2 * align * heads * tiles * LANES * sum(part.dtype.itemsize for part in new_rows)
+        sent_bytes += 2 * math.prod(places) * align * LANES * view.dtype.itemsize
+        sent_bytes += 2 * new_block * heads * tiles * LANES * sum(part.dtype.itemsize for part in new_rows)
     if not whole_tables:
         windows = windows_for(depth)
         scratch += [pltpu.SMEM((windows, *plan.tables.shape[1:]), jnp.int32), pltpu.SemaphoreType.DMA((windows,))]
@@ -277,16 +303,13 @@ def _launch(
         aliases[len(prefetched) + (0 if whole_tables else 1) + 1] = 1
     out = pl.pallas_call(
         functools.partial(
-            attend_to_units,
+            body,
             at_once=at_once,
             count=units,
-            chunk=tile.chunk,
             span_pages=span_pages,
             has_sinks=shared.sinks is not None,
-            has_last_keys=last_keys is not None,
             side_by_side=plan.side_by_side,
             zero_dead_units=zero_dead_units,
-            one_row=one_row,
             new_rows=len(new_rows),
             **shared.options,
         ),
@@ -325,6 +348,12 @@ def pages_of_step(key_bytes: int, block_size: int, pages: int, tuning: Tuning) -
     keys = min(tuning.step_keys, tuning.step_bytes // key_bytes, pages * block_size)
     span = max(1, min(keys, MAX_SPAN_KEYS) // (aligned * block_size)) * aligned
     return span, max(1, keys // (span * block_size)) * span
+
+
+def _pages_seen(reach: Reach, block_size: int) -> int:
+    """Return the most pages with a key that one query sees."""
+    limits = [limit for limit in (reach.window, reach.chunk) if limit is not None]
+    return (min(limits) + block_size - 2) // block_size + 1 if limits else 2**20
 
 
 def _ring_depth(step_bytes: int, tuning: Tuning, pages: int | None, least: int) -> int:

@@ -31,6 +31,7 @@ Units of one row. A step is rounded up to one of a few sizes, each of which is o
 products, maximum, exponentials and result. The compiler packs the scalar instructions that start DMAs, with predicates,
 into the same bundles as the arithmetic (see `tpu_softmax`). It keeps starts and loads in the order they are written in,
 hence the DMAs are started in shares, one after each span's loads. The sequence alone decides which block it takes.
+Where a step's scores are few, such units have a kernel of their own (`tpu_decode`).
 
 Units of prompts. A unit is the prompt's part of a tile of the batch: some chunks of rows. A step is fetched once for
 all chunks; then each chunk that holds queries of the unit is multiplied with the spans it sees. So a prompt that fills
@@ -54,9 +55,8 @@ from pallas_kernels.paged_attention.tpu_new_rows import NewRows
 from pallas_kernels.paged_attention.tpu_ring import Ring, TableWindows, WholeTables
 from pallas_kernels.paged_attention.tpu_softmax import OnlineSoftmax, load_tile, of_halves
 from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, Units, write_side_by_side
+from pallas_kernels.paged_attention.tpu_unseen import MissingBlocks
 
-NEVER = 2**30
-"""Added to the position of a key that no query may see."""
 CHAINS = 4
 """Most parts of a decode's step with a maximum each, see `OnlineSoftmax.add`."""
 
@@ -128,6 +128,7 @@ def attend_to_unit(
     ids = TableWindows(units, tables, *windows) if windows else WholeTables(tables)
     first_head = head_chunk * heads
     ring = Ring(units, ids, view, buffers, sems, cursor, first_head)
+    missing = MissingBlocks(ids, buffers, penalty)
     new: NewRows | None = None
     if given:
         rows_given, *words = given
@@ -184,7 +185,6 @@ def attend_to_unit(
                 v.only(units.key_start[unit] - start, units.key_stop[unit] - start) for v in load(at, i, held.values)
             ]
 
-        # A missing block's keys are NEVER further on than any query, by an addition instead of another comparison.
         key = start + lax.broadcasted_iota(jnp.int32, (rows, span), 1)
         key += penalty[:, pl.ds(pl.multiple_of(i * span, span), span)]
         query = units.query_pos[unit] + places(c)
@@ -220,18 +220,6 @@ def attend_to_unit(
         softmax(0).add(keys, values, size, seen, min(size, CHAINS))
         write(0)  # after each step, though the last would do: in this block most of it fills bundles that were empty
 
-    def hide_missing_blocks(at, entry, pages):
-        """Zero the buffers of pages without a block, into which row 0 was copied, and mark their keys in `penalty`."""
-        column = lax.broadcasted_iota(jnp.int32, penalty.shape, 1)
-
-        @pl.loop(0, pages)
-        def _(page):
-            @pl.when(ids.row(unit, entry + page) < 0)
-            def _():
-                here = (column >= page * block_size) & (column < (page + 1) * block_size)
-                penalty[...] = jnp.where(here, NEVER, penalty[...])
-                buffers[at, page] = jnp.zeros(buffers.shape[2:], buffers.dtype)
-
     def attend_masked(c, at, start, pages):
         """Attend to the spans of a step of `pages` pages that a chunk's queries see."""
         # Spans outside of what any query of the chunk sees are skipped, not masked: a prompt's causal triangle costs
@@ -261,7 +249,7 @@ def attend_to_unit(
         for below, size in _sizes(spans):
             fits = ~plain & (pages > below * span_pages) & (pages <= size * span_pages)
             pl.when(fits)(functools.partial(attend_rounded, at, free, start, size, max(below, 0), masked=True))
-        unhide(broken)
+        pl.when(broken)(missing.forget)
 
     def merge_new(at, step, start):
         """Merge the row of the sequence's new token into a step, if the step has its block."""
@@ -302,18 +290,11 @@ def attend_to_unit(
 
         hide(at, step, pages, broken)
         run(pages)
-        unhide(broken)
+        pl.when(broken)(missing.forget)
 
     def hide(at, step, pages, broken):
         """Hide the missing blocks of a step, if the sequence has some."""
-        pl.when(broken)(lambda: hide_missing_blocks(at, units.entry[unit] + step * step_pages, pages))
-
-    def unhide(broken):
-        """Forget which blocks of a step were missing."""
-
-        @pl.when(broken)
-        def _():
-            penalty[...] = jnp.zeros_like(penalty)
+        pl.when(broken)(lambda: missing.hide(at, unit, units.entry[unit] + step * step_pages, pages))
 
     def write(c):
         """Write the rows of a chunk that are the unit's own."""
@@ -344,7 +325,7 @@ def attend_to_unit(
 
     @pl.when(unit == 0)
     def _prime():
-        penalty[...] = jnp.zeros_like(penalty)
+        missing.forget()
         ring.prime()
         if new is not None:
             new.prime()

@@ -33,7 +33,7 @@ class NewRows:
     Attributes:
         view: HBM, as `Ring.view`, written.
         first_head: the first of the heads to write.
-        rows: VMEM [heads, tiles, rows of a memory tile, 128], what the view stores of so many tokens: `rotated_heads`
+        rows: VMEM [heads, tiles, tokens, 128], what the view stores of tokens in whole memory tiles: `rotated_heads`
             gives them so, and XLA need not move them.
         tiles: VMEM [IN_FLIGHT, heads, tiles, rows of a memory tile, 128].
         sems: a DMA semaphore a place of `tiles`.
@@ -72,18 +72,19 @@ class NewRows:
         # No instruction moves a part of a register by a distance that is not known, but one rotates whole rows of four
         # bytes.
         wide = jnp.int32 if buffers.dtype.itemsize == 1 else jnp.float32
+        around = pl.ds(pl.multiple_of(place & -align, align), align)
         to_offset, to_top = ((at_row - place) & (align - 1) for at_row in (offset - first, 0))
         for head in range(heads):
             for tile in range(tiles):
                 here = buffers.at[at, page, head, tile, pl.ds(first, align)]
-                new = pltpu.roll(self.rows[head, tile].astype(wide), to_offset, 0)
+                new = pltpu.roll(self.rows[head, tile, around].astype(wide), to_offset, 0)
                 merged = jnp.where(mine, new, here[...].astype(wide)).astype(buffers.dtype)
                 here[...] = merged
                 self.tiles[slot, head, tile] = merged
                 if self.words is not None:
                     there = buffers.at[at, page, head, tile, pl.ds(size, TPU_TILE)]
                     old = pltpu.bitcast(there[...], jnp.int32)
-                    word = pltpu.roll(self.words[head, tile], to_top, 0)[: old.shape[0]]
+                    word = pltpu.roll(self.words[head, tile, around], to_top, 0)[: old.shape[0]]
                     of_token = lax.broadcasted_iota(jnp.int32, old.shape, 1) == offset
                     of_token &= lax.broadcasted_iota(jnp.int32, old.shape, 0) == 0
                     scales = pltpu.bitcast(jnp.where(of_token, word, old), buffers.dtype)

@@ -56,6 +56,8 @@ class Tuning(NamedTuple):
         decode_scores: most scores of a step of a sequence that decodes, where these allow longer steps than
             `step_bytes` and `step_keys`: a step is one chain of products, maximum and exponentials, which takes five
             hundred cycles whatever its length.
+        pipelined_scores: most scores of a step of a decode whose steps are a pipeline, see `tpu_decode`: those of more
+            have chains enough of their own, and no registers for three stages.
     """
 
     flight_bytes: int = 4 * MIB
@@ -64,6 +66,7 @@ class Tuning(NamedTuple):
     product_rows: int = 128
     tile_rows: int = 512
     decode_scores: int = 2**16
+    pipelined_scores: int = 0
 
     def for_decodes(self, rows: int, block_size: int) -> Tuning:
         """Return the sizes of a launch for decodes, of so many query rows of all heads of a step."""
@@ -79,7 +82,7 @@ _BY_CHIP: Mapping[str, Tuning] = {
     "v5e": Tuning(),
     "v5p": Tuning(),
     "v6e": Tuning(flight_bytes=8 * MIB, tile_rows=1024),
-    "tpu7x": Tuning(flight_bytes=16 * MIB),
+    "tpu7x": Tuning(flight_bytes=16 * MIB, pipelined_scores=2**15),  # on others HBM takes as long as the chains
 }
 """Sizes of launches with several KV heads."""
 

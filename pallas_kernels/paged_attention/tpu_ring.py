@@ -17,10 +17,12 @@ ring reaches the unit before it (`TableWindows`). The window stays until the uni
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -148,6 +150,7 @@ class Ring:
         cursor: SMEM [CURSOR]: the unit to fetch next, where in its table and how many pages of it are left, and the
             number of steps taken out of the ring.
         first_head: the first of the `heads` to fetch.
+        in_use: steps, the last ones that were taken, whose buffers are not fetched into during a step.
     """
 
     units: Units
@@ -157,6 +160,7 @@ class Ring:
     sems: Any
     cursor: Any
     first_head: Any
+    in_use: int = 1
 
     @property
     def depth(self) -> int:
@@ -166,14 +170,29 @@ class Ring:
     def step_pages(self) -> int:
         return self.buffers.shape[1]
 
-    def prime(self) -> None:
-        """Begin with the first unit: start as many steps as the ring holds ahead."""
+    def prime(self, clear: Callable[[Any, Any], None] | None = None) -> None:
+        """Begin with the first unit: start as many steps as the ring holds ahead.
+
+        ``clear(at, page)`` is called for each buffer with the first page that no copy is started into.
+        """
         self.tables.prime()
         self.cursor[UNIT] = 0
         self.cursor[ENTRY] = self.units.entry[0]
         self.cursor[LEFT] = self.units.num_pages[0]
         self.cursor[TAKEN] = 0
-        pl.loop(0, self.depth - 1)(self.fetch)  # one buffer stays free, for the step that is fetched while computing
+        # The buffers that are left are those of the steps that are fetched while the first ones are computed.
+        ahead = self.depth - self.in_use
+        if clear is None:
+            pl.loop(0, ahead)(self.fetch)
+            return
+
+        @pl.loop(0, ahead)
+        def _(at):
+            pages = jnp.where(self.cursor[UNIT] < self.units.num_units[0], self.cursor[LEFT], 0)
+            self.fetch(at)
+            clear(at, jnp.minimum(pages, self.step_pages))
+
+        pl.loop(ahead, self.depth)(lambda at: clear(at, 0))
 
     def taken(self):
         """Return the buffer of the step to compute next."""
@@ -181,24 +200,26 @@ class Ring:
 
     def free(self):
         """Return the buffer of the step computed last, to be overwritten."""
-        return lax.rem(self.cursor[TAKEN] + (self.depth - 1), self.depth)
+        return lax.rem(self.cursor[TAKEN] + (self.depth - self.in_use), self.depth)
 
     def release(self) -> None:
         """Count the step in `taken` as computed."""
         self.cursor[TAKEN] += 1
 
-    def fetch_share(self, at, share: int, shares: int) -> None:
-        """Start one of `shares` shares of the next step's DMAs, if it has them, by code without a branch.
+    def fetch_share(self, at, share: int, shares: int, wanted: Any = True) -> None:
+        """Start one of `shares` shares of the next step's DMAs, where `wanted` and there are any, without a branch.
 
         The compiler gives each start a predicate, so that a step of any size is fetched amid a block of arithmetic.
         """
         unit, entry = self.cursor[UNIT], self.cursor[ENTRY]
-        count = jnp.where(unit < self.units.num_units[0], self.cursor[LEFT], 0)
+        count = jnp.where(wanted & (unit < self.units.num_units[0]), self.cursor[LEFT], 0)
         last = entry + jnp.maximum(count - 1, 0)  # loads have no predicate: none may be beyond the table
         for page in range(share * self.step_pages // shares, (share + 1) * self.step_pages // shares):
-            pl.when(page < count)(functools.partial(self._start, unit, jnp.minimum(entry + page, last), at, page))
+            # A step of many pages has some hundred of these: operators take longer to trace than `lax`.
+            here = lax.min(lax.add(entry, np.int32(page)), last)
+            pl.when(lax.gt(count, np.int32(page)))(functools.partial(self._start, unit, here, at, page))
         if share + 1 == shares:
-            self._move_on()
+            self._move_on(wanted)
 
     def fetch(self, at) -> None:
         """Start the next step's DMAs, if there is a next step."""
@@ -231,6 +252,12 @@ class Ring:
             def _(pages: int = 1 << bit) -> None:
                 self._wait(at, pages)
 
+    def wait_whole(self, at, count) -> None:
+        """Wait for the DMAs of a step of `count` pages, at once if it is whole."""
+        whole = count == self.step_pages
+        pl.when(whole)(lambda: self._wait(at, self.step_pages))
+        pl.when(~whole & (count > 0))(lambda: self.wait(at, count))
+
     def _wait(self, at, pages: int) -> None:
         place = self.buffers.at[at, pl.ds(0, pages)]
         # A wait uses only the size of its copy, so any source will do.
@@ -238,7 +265,7 @@ class Ring:
 
     def _start(self, unit, entry, at, page) -> None:
         # A missing page has row -1. Row 0 is copied in its place, so that waiting needs no exception for it.
-        self._dma(jnp.maximum(self.tables.row(unit, entry), 0), at, page).start()
+        self._dma(lax.max(self.tables.row(unit, entry), np.int32(0)), at, page).start()
 
     def _dma(self, row, at, page):
         heads = self.buffers.shape[2]
@@ -247,12 +274,14 @@ class Ring:
             source = source.at[pl.ds(self.first_head, heads)]
         return pltpu.make_async_copy(source, self.buffers.at[at, page], self.sems.at[at])
 
-    def _move_on(self) -> None:
+    def _move_on(self, wanted: Any = True) -> None:
         unit, left = self.cursor[UNIT], self.cursor[LEFT] - self.step_pages
         # The cursor moves to the unit's next step or, after its last one, to the next unit's first step.
-        done = left <= 0
+        done, stays = wanted & (left <= 0), jnp.logical_not(wanted)
         following = jnp.minimum(unit + 1, len(self.units.entry) - 1)
         self.tables.enter(unit + 1, done)
+        entry = jnp.where(stays, self.cursor[ENTRY], self.cursor[ENTRY] + self.step_pages)
+        left = jnp.where(stays, self.cursor[LEFT], left)
         self.cursor[UNIT] = jnp.where(done, unit + 1, unit)
-        self.cursor[ENTRY] = jnp.where(done, self.units.entry[following], self.cursor[ENTRY] + self.step_pages)
+        self.cursor[ENTRY] = jnp.where(done, self.units.entry[following], entry)
         self.cursor[LEFT] = jnp.where(done, self.units.num_pages[following], left)

@@ -162,15 +162,16 @@ class OnlineSoftmax:
     sinks: Any = None
 
     def reset(self) -> None:
-        """Begin with the sinks only, whose weight of one is counted in the first lane."""
-        if self.sinks is None:
-            self.top[...] = jnp.full(self.top.shape, MASKED, jnp.float32)
-            self.total[...] = jnp.zeros(self.total.shape, jnp.float32)
-        else:
-            self.top[...] = self.sinks[...]
-            lane = lax.broadcasted_iota(jnp.int32, self.total.shape, 2)
-            self.total[...] = jnp.where(lane == 0, 1.0, 0.0)
+        """Begin with the sinks only."""
+        self.top[...], self.total[...] = self.start()
         self.acc[...] = jnp.zeros(self.acc.shape, jnp.float32)
+
+    def start(self) -> tuple[Any, Any]:
+        """Return the maximum and the sum before any key: of the sinks, whose weight of one is counted in lane 0."""
+        if self.sinks is None:
+            return jnp.full(self.top.shape, MASKED, jnp.float32), jnp.zeros(self.total.shape, jnp.float32)
+        lane = lax.broadcasted_iota(jnp.int32, self.total.shape, 2)
+        return self.sinks[...], jnp.where(lane == 0, 1.0, 0.0)
 
     def add(self, keys, values, spans: int, seen=None, chains: int = 1) -> None:
         """Attend to some spans of keys, each a multiple of 128.
@@ -183,7 +184,7 @@ class OnlineSoftmax:
         """
         # The loops over spans and tiles of lanes are unrolled, so that the compiler can overlap the products of one
         # span with the exponentials of another. All scores are live at once, [heads, rows, span] each.
-        scores = [self._scores(keys(i)) for i in range(spans)]
+        scores = [self.scores(keys(i)) for i in range(spans)]
         if seen is not None:
             width = scores[0].shape[2]
             scores = [jnp.where(seen[None, :, i * width : (i + 1) * width], s, MASKED) for i, s in enumerate(scores)]
@@ -219,20 +220,23 @@ class OnlineSoftmax:
             fade = jnp.exp2(before.top - top)
             total, acc = fade * before.total, [fade * tile for tile in before.acc]
         for i, score in enumerate(scores, first):
-            parts = [jnp.exp2(score[:, :, j : j + LANES] - top) for j in range(0, score.shape[2], LANES)]
-            added = sum(parts[1:], parts[0])
+            weights, added = weigh(score, top)
             total = added if total is None else total + added
-            weights = jnp.concatenate(parts, axis=2)
-            products = [self._weighted(weights, tile) for tile in values(i)]
+            products = [self.weighted(weights, tile) for tile in values(i)]
             acc = products if acc is None else [a + b for a, b in zip(acc, products, strict=True)]
         return _State(top, total, acc)
 
-    def result(self):
-        """Return the attention of each row, float32 [heads, rows, value lanes]; 0 for a row that saw nothing."""
-        weight = jnp.where(self.top[:, :, :1] > MASKED / 2, 1 / jnp.sum(self.total[...], axis=2, keepdims=True), 0)
-        return self.acc[...] * weight
+    def share(self) -> Any:
+        """Return what the weighted values of each row are multiplied by, float32 [heads, rows, 1]; 0 for a row that saw
+        nothing."""
+        return jnp.where(self.top[:, :, :1] > MASKED / 2, 1 / jnp.sum(self.total[...], axis=2, keepdims=True), 0)
 
-    def _scores(self, k: list[Tile]):
+    def result(self):
+        """Return the attention of each row, float32 [heads, rows, value lanes]."""
+        return self.acc[...] * self.share()
+
+    def scores(self, k: list[Tile]):
+        """Return the scores of a span of keys, float32 [heads, rows, keys], in units of log 2."""
         parts = []
         for t, tile in enumerate(k):
             part = self._product(self.q[:, :, t * LANES : (t + 1) * LANES], tile.rows, ((2,), (2,)))
@@ -243,7 +247,8 @@ class OnlineSoftmax:
             return scores * (self.scale * LOG2E)
         return (self.soft_cap * LOG2E) * jnp.tanh(scores * (self.scale / self.soft_cap))
 
-    def _weighted(self, weights, v: Tile):
+    def weighted(self, weights, v: Tile):
+        """Return the sums of a tile of values, each times its weight, float32 [heads, rows, 128]."""
         if v.scales is not None:
             weights = weights * of_row(v.scales, weights.shape[1])
         return self._product(weights, v.rows, ((2,), (1,)))
@@ -257,3 +262,9 @@ class OnlineSoftmax:
             precision=lax.Precision.HIGHEST if self.compute_dtype == jnp.float32 else None,
             preferred_element_type=jnp.float32,
         )
+
+
+def weigh(scores: Any, top: Any) -> tuple[Any, Any]:
+    """Return a span's weights, and their sum in each lane."""
+    parts = [jnp.exp2(scores[:, :, j : j + LANES] - top) for j in range(0, scores.shape[2], LANES)]
+    return jnp.concatenate(parts, axis=2), sum(parts[1:], parts[0])

@@ -90,6 +90,10 @@ def on_tpu(*arrays, interpret, **options):
     return tpu.paged_attention(AttentionCall(*arrays, **options), interpret=interpret)
 
 
+PIPELINED = {"step_keys": 512, "pipelined_scores": 2**20}
+"""Sizes with which decodes are a pipeline over steps of two spans, see `tpu_decode`."""
+
+
 def assert_close(got, want, dtype):
     tolerance = 2e-5 if dtype == "float32" else 2e-2
     np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(want, np.float64), atol=tolerance)
@@ -454,6 +458,33 @@ def test_the_tpu_kernel_has_no_race(case, queries, contexts):
     assert_close(got, dense_attention(case, batch), case.dtype)
 
 
+def test_the_pipeline_of_decodes_has_no_race_and_reads_no_memory_that_was_never_written(monkeypatch):
+    """Sequences of few keys, of most of a step, of two steps; what is beyond their last keys is NaN."""
+    tune(monkeypatch, **PIPELINED)
+    case = Case(kv_heads=1, tokens=4, seqs=4, pages=40, max_query_len=1, layers=1)
+    batch = make_batch(case, [1, 1, 1, 1], [300, 0, 600, 90])
+    got, races = run_recording_races(on_tpu, *map(jnp.asarray, batch.arrays), **case.options)
+    assert not races
+    assert_close(got, dense_attention(case, batch), case.dtype)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("case", "queries", "contexts"), by_name(RACE_CASES))
+def test_decodes_next_to_others_may_be_a_pipeline(monkeypatch, case, queries, contexts):
+    tune(monkeypatch, product_rows=64, tile_rows=64, **PIPELINED)
+    batch = make_batch(case, queries, contexts)
+    got, races = run_recording_races(on_tpu, *map(jnp.asarray, batch.arrays), **case.options)
+    assert not races
+    assert_close(got, dense_attention(case, batch), case.dtype)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CASES)
+def test_the_pipeline_of_decodes_takes_what_attention_takes(monkeypatch, name):
+    tune(monkeypatch, product_rows=64, tile_rows=64, **PIPELINED)
+    agrees_with_dense_attention(CASES[name], compiled("tpu_interpret", CASES[name], "pipelined"))
+
+
 PLAIN_CASES = {
     "one head": Case(kv_heads=1, q_per_kv=4, tokens=4, max_query_len=1, pages=80, layers=1),
     "two lane tiles, window, bfloat16": Case(
@@ -485,16 +516,23 @@ def test_steps_of_several_spans_that_need_no_mask(monkeypatch, case):
     assert_close(got, dense_attention(case, batch), case.dtype)
 
 
-@pytest.mark.parametrize("codes", [None, pytest.param("int8", marks=pytest.mark.nightly)])
-def test_a_decode_has_the_same_bits_whatever_its_batch_on_tpu(monkeypatch, codes):
+@pytest.mark.parametrize(
+    ("codes", "pipelined_scores"),
+    [(None, 0), (None, 2**20), *(pytest.param("int8", most, marks=pytest.mark.nightly) for most in (0, 2**20))],
+)
+def test_a_decode_has_the_same_bits_whatever_its_batch_on_tpu(monkeypatch, codes, pipelined_scores):
     """A whole step that all keys are seen of is masked where the next step to fetch is a part of one."""
-    tune(monkeypatch, step_keys=768)
+    tune(monkeypatch, step_keys=768, pipelined_scores=pipelined_scores)
     case = Case(codes=codes, block_size=128, kv_heads=1, tokens=4, max_query_len=1, pages=14, layers=1)
     lengths = [767, 1535, 300, 1200]
     batch = make_batch(case, [1] * 4, lengths)
-    assert_close(compiled("tpu_interpret", case, "768")(*batch.arrays), dense_attention(case, batch), case.dtype)
+    assert_close(
+        compiled("tpu_interpret", case, f"768, {pipelined_scores}")(*batch.arrays),
+        dense_attention(case, batch),
+        case.dtype,
+    )
     q, view, layer, tables, starts, kv_lens = batch.arrays
-    attend = compiled("tpu_interpret", case, "768")
+    attend = compiled("tpu_interpret", case, f"768, {pipelined_scores}")
     together, backwards = attend(*batch.arrays), attend(q[::-1], view, layer, tables[::-1], starts, kv_lens[::-1])
     np.testing.assert_array_equal(together, backwards[::-1])
     for row in range(4):
@@ -613,8 +651,10 @@ def same_bits(found, wanted):
         assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
 
 
+@pytest.mark.parametrize("pipelined_scores", [0, pytest.param(2**20, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("case", by_name(DECODES))
-def test_a_launch_that_writes_and_attends_gives_the_bits_of_two(case):
+def test_a_launch_that_writes_and_attends_gives_the_bits_of_two(monkeypatch, case, pipelined_scores):
+    tune(monkeypatch, step_keys=128, pipelined_scores=pipelined_scores)
     arrays, impl = decode_with_new(case, NEW_LENGTHS), "tpu_interpret"
     found = jax.jit(partial(write_and_attend, **options_of(case), impl=impl))(*arrays)
     same_bits(found, jax.jit(partial(apart, **options_of(case), impl=impl))(*arrays))
@@ -634,6 +674,8 @@ FEW_PLACES = Case(kv_heads=1, q_per_kv=1, tokens=5, seqs=5, pages=3, max_query_l
 
 @pytest.mark.parametrize("places", [2, pytest.param(8, marks=pytest.mark.nightly)])
 def test_a_launch_that_writes_and_attends_has_no_race(monkeypatch, places):
+    if places == 8:
+        tune(monkeypatch, **PIPELINED)
     monkeypatch.setattr(tpu, "IN_FLIGHT", places)
     monkeypatch.setattr(tpu_new_rows, "IN_FLIGHT", places)
     arrays = decode_with_new(FEW_PLACES, [40, 15, 16, 0, 33])

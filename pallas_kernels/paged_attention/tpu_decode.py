@@ -1,0 +1,266 @@
+"""Holds the body of the TPU kernel for sequences that decode: a pipeline of three stages over steps of keys.
+
+A step of a decode is one chain: products with keys, maximum, exponentials, products with values. Each link takes two
+hundred cycles until its first result, and one query leaves the units idle meanwhile. So a turn of the loop takes a
+stage of three steps, and what a stage makes waits in VMEM for the next turn:
+
+    turn       n              n + 1                n + 2
+    step n     scores         maximum, weights     values, result
+    step n+1                  scores               maximum, weights
+    step n+2                                       scores
+
+Steps follow each other across sequences as the ring fetched them, and a sequence's first step begins with a state of
+its own. Where a block of results ends, two turns without keys empty the pipeline.
+
+A turn is one basic block. Most of its time are the products, of all keys of a step or of the first half, so there is a
+block for either, of keys and of values. A step decides alone which products it takes, and so do its bits: keys beyond a
+sequence are masked. The compiler packs the scalar instructions that start DMAs, with predicates, into the same bundles
+as the arithmetic. It keeps starts and loads in the order they are written in, hence the DMAs are started in shares, one
+after each span's loads.
+
+Scratch in addition to that of prompts (`tpu_kernel`): scores and weights of a step, [heads, rows, keys], what the
+values so far are multiplied by before the next, and the steps that wait. Donated: the view, where new rows are written;
+where a prompts' launch came before, its result is `into` and aliased to the decodes' output.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels.kv_codes import tokens_of
+from pallas_kernels.layout import LANES, KVTiles
+from pallas_kernels.paged_attention.reference import Reach
+from pallas_kernels.paged_attention.tpu_new_rows import NewRows
+from pallas_kernels.paged_attention.tpu_ring import Ring, TableWindows, WholeTables
+from pallas_kernels.paged_attention.tpu_softmax import MASKED, OnlineSoftmax, load_tile, weigh
+from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, Units, write_side_by_side
+from pallas_kernels.paged_attention.tpu_unseen import CleanValues, MissingBlocks
+
+BUFFERS_IN_USE = 3
+"""Steps of the ring that a turn may read, that of the scores and the two before it."""
+SCORED, WEIGHED = WAITING = range(2)
+"""The steps that wait for their next stage: one has its scores, one its weights."""
+BUFFER, BEGINS, ROW, STOP = FIELDS = range(4)
+"""What is kept of each, in scalar memory: its buffer; 1 if it is its sequence's first, or no step; the row of the batch
+that gets the result, -1 for no step; and one past the last key that the query sees, counted from its first key."""
+
+
+def attend_to_rows(
+    *refs,
+    at_once: int,
+    count: int,
+    scale: float,
+    soft_cap: float | None,
+    reach: Reach,
+    span_pages: int,
+    held: KVTiles,
+    compute_dtype: jnp.dtype,
+    layers: int,
+    has_sinks: bool,
+    side_by_side: bool,
+    zero_dead_units: bool,
+    new_rows: int,
+) -> None:
+    """Attend from the units of a turn of the grid, `at_once` of `count` at most, for one chunk of heads.
+
+    `refs`: in SMEM the layer [1] and the fields of `Units`; the tables, in SMEM or HBM (see `tpu_ring`); in VMEM a
+    block of queries [rows of the batch, heads, rows, lanes]; in HBM the view; in VMEM the sinks [heads, rows, 128] if
+    there are any, the block of the prompts' result where results lie side by side, the units' new rows and their
+    scales' words, and out: [rows of the batch, heads, rows, value lanes] or, `side_by_side`, [rows of the batch, heads
+    * group * value lanes], which begins as the prompts' result. `zero_dead_units`: unit u is row u, and units that are
+    not live have rows of `out`. `new_rows`: how many arrays hold the rows of the units' tokens, which are not in the
+    view yet: none, the rows, or these and their scales' words. With them, the view comes after out again, and is
+    written. Then scratch: see `Ring`, `OnlineSoftmax` and `MissingBlocks`; scores and weights, float32 [heads, rows,
+    step keys], and fade, float32 [heads, rows, 128]; SMEM [waiting steps, fields]; the rest of `NewRows`; and the
+    windows of `TableWindows`, if tables are in HBM. `span_pages`: pages whose keys are multiplied at once. `layers`:
+    those of the view, whose rows are blocks and layers together.
+    """
+    head_chunk, first_unit = pl.program_id(0), pl.program_id(1) * at_once  # a loop's body has no number of a turn
+    layer, work, tables, q, view, *more = refs
+    _, heads, rows, _ = q.shape
+    sinks, more = more[:has_sinks], more[has_sinks:]
+    into, more = more[:side_by_side], more[side_by_side:]
+    given, more = more[:new_rows], more[new_rows:]
+    out, *more = more
+    if given:
+        view, *more = more  # the same memory, which is read where it was written
+    buffers, top, total, acc, penalty, cursor, sems, scores, weights, fade, waiting, *more = more
+    sent, windows = more[: bool(given) * (2 + new_rows)], more[bool(given) * (2 + new_rows) :]
+    units = Units.of(work)
+    step_pages, block_size = buffers.shape[1], tokens_of(buffers)
+    step_keys, span, spans = step_pages * block_size, span_pages * block_size, step_pages // span_pages
+    half = (spans + 1) // 2
+    # Rows of the view are blocks and layers together: beginning at the layer's row, block n lies at row n * layers.
+    view = view.at[pl.ds(layer[0], view.shape[0] - (layers - 1))]
+    ids = TableWindows(units, tables, *windows) if windows else WholeTables(tables)
+    first_head = head_chunk * heads
+    ring = Ring(units, ids, view, buffers, sems, cursor, first_head, BUFFERS_IN_USE)
+    missing, clean = MissingBlocks(ids, buffers, penalty), CleanValues(buffers, held.values)
+    new: NewRows | None = None
+    if given:
+        rows_given, *words = given
+        tiles_sent, sems_sent, number_sent, *scales = sent
+        new = NewRows(view, first_head, rows_given, tiles_sent, sems_sent, number_sent, *words, *scales)
+    block_rows = BLOCK_ROWS if side_by_side else q.shape[0]
+
+    def attend_to_unit(unit):
+        """Take the steps of a live unit, and let all of a block end before the next one begins."""
+        row, broken = units.tile[unit], units.broken[unit] != 0
+        steps = jnp.maximum(lax.div(units.num_pages[unit] + (step_pages - 1), step_pages), 1)
+        is_last = unit == units.num_units[0] - 1
+        after = units.tile[jnp.minimum(unit + 1, len(units.tile) - 1)]
+        ends = is_last | (lax.div(row, block_rows) != lax.div(after, block_rows))
+
+        @pl.loop(0, steps + jnp.where(ends, len(WAITING), 0))
+        def _(step):
+            at, live, start = ring.taken(), step < steps, units.first_key[unit] + step * step_keys
+            entry, pages = units.entry[unit] + step * step_pages, units.num_pages[unit] - step * step_pages
+            pages = jnp.where(live, jnp.minimum(pages, step_pages), 0)
+            first, stop = units.key_start[unit] - start, units.key_stop[unit] - start
+            ring.wait_whole(at, pages)
+
+            # A branch costs a dozen cycles, so what few steps need is asked for at once.
+            @pl.when(live & (broken | (first > 0) | (stop < step_keys) | (new is not None)))
+            def _():
+                pl.when(broken)(lambda: missing.hide(at, unit, entry, pages))
+                if new is not None:
+                    merge(new, unit, at, entry, start)
+                clean.keep(at, first, stop)
+
+            take = functools.partial(take_stages, unit, row, at, step, start, live)
+            if half == spans:
+                take(spans, spans)
+            else:  # a step decides alone which products it takes, and so its bits
+                many_values = waiting[WEIGHED, STOP] > half * span
+
+                def of_values(of_keys):
+                    lax.cond(many_values, lambda: take(of_keys, spans), lambda: take(of_keys, half))
+
+                lax.cond(pages > half * span_pages, lambda: of_values(spans), lambda: of_values(half))
+            pl.when(broken)(missing.forget)
+            pl.when(live)(ring.release)
+
+        if new is not None:
+            pl.when(is_last)(new.drain)
+
+    def merge(new, unit, at, entry, start):
+        """Merge the row of the sequence's new token into a step, if the step has its block."""
+        position = units.query_pos[unit]
+
+        @pl.when((position >= start) & (position < jnp.minimum(start + step_keys, units.key_stop[unit])))
+        def _():
+            page, offset = lax.div(position - start, block_size), lax.rem(position - start, block_size)
+            row, place = ids.row(unit, entry + page), lax.rem(units.tile[unit], new.rows.shape[2])
+            pl.when(row >= 0)(lambda: new.merge(buffers, at, page, offset, row, place))
+
+    def take_stages(unit, row, at, step, start, live, of_keys, of_values):
+        """Take a stage of each of three steps, and start the copies of another. This is one basic block.
+
+        Keys are multiplied of `of_keys` spans, values of `of_values`: the step has no more that are seen.
+        """
+        softmax = OnlineSoftmax(
+            q.at[lax.rem(row, q.shape[0])], top.at[0], total.at[0], acc.at[0], scale, soft_cap, compute_dtype, *sinks
+        )
+        was_scored, was_weighed = ([waiting[kept, field] for field in FIELDS] for kept in WAITING)
+        # First what a later stage reads and an earlier one of this turn overwrites.
+        share, old_top, old_total, weights_before = softmax.share(), top[0], total[0], weights[...]
+        old_fade, was_begun = fade[...], _all(was_weighed[BEGINS], old_top.shape)
+        values_so_far = [
+            jnp.where(was_begun, 0, old_fade * acc[0, :, :, t : t + LANES]) for t in range(0, acc.shape[3], LANES)
+        ]
+        begins = _all(was_scored[BEGINS], old_top.shape)
+        first_top, first_total = softmax.start()
+        old_top, old_total = jnp.where(begins, first_top, old_top), jnp.where(begins, first_total, old_total)
+        of_spans = [scores[:, :, i * span : (i + 1) * span] for i in range(spans)]
+        new_top = functools.reduce(jnp.maximum, [jnp.max(s, axis=2, keepdims=True) for s in of_spans], old_top)
+        new_fade = jnp.exp2(old_top - new_top)
+        new_total, new_weights = new_fade * old_total, []
+        for score in of_spans:
+            weights_of_span, added = weigh(score, new_top)
+            new_weights.append(weights_of_span)
+            new_total += added
+
+        key = start + lax.broadcasted_iota(jnp.int32, (rows, step_keys), 1) + penalty[...]
+        seen = key < units.key_stop[unit]
+        if reach.limited:
+            seen &= key >= units.key_start[unit]
+        new_scores, free, share_number, shares = [], ring.free(), itertools.count(), of_keys + of_values
+        for i in range(max(of_keys, of_values)):
+            part = slice(i * span, (i + 1) * span)
+            if i < of_keys:
+                keys = [load_tile(buffers, at, i * span_pages, span_pages, t, compute_dtype) for t in held.keys]
+                ring.fetch_share(free, next(share_number), shares, live)
+                new_scores.append(jnp.where(seen[None, :, part], softmax.scores(keys), MASKED))
+            if i < of_values:
+                values = [
+                    load_tile(buffers, was_weighed[BUFFER], i * span_pages, span_pages, t, compute_dtype)
+                    for t in held.values
+                ]
+                ring.fetch_share(free, next(share_number), shares, live)
+                weighted = [softmax.weighted(weights_before[:, :, part], value) for value in values]
+                values_so_far = [a + b for a, b in zip(values_so_far, weighted, strict=True)]
+        new_scores += [jnp.full((heads, rows, span), MASKED)] * (spans - of_keys)
+        for i in range(spans):
+            scores[:, :, i * span : (i + 1) * span] = new_scores[i]
+            weights[:, :, i * span : (i + 1) * span] = new_weights[i]
+        top[0], total[0], fade[...] = new_top, new_total, new_fade
+        acc[0] = found = jnp.concatenate(values_so_far, axis=2)
+        # A step's result is written, though only that of a sequence's last one counts; of no step for another to write.
+        write(jnp.where(was_weighed[ROW] < 0, row, was_weighed[ROW]), found * share)
+        for field in FIELDS:
+            waiting[WEIGHED, field] = was_scored[field]
+        stop = jnp.where(live, units.key_stop[unit] - start, 0)
+        now = at, jnp.where(live, step == 0, True), jnp.where(live, row, -1), stop
+        for field, value in zip(FIELDS, now, strict=True):
+            waiting[SCORED, field] = value.astype(jnp.int32)
+
+    def write(row, result):
+        """Write the result of a row."""
+        if side_by_side:
+            own = lax.broadcasted_iota(jnp.int32, (BLOCK_ROWS, 1), 0) == lax.rem(row, BLOCK_ROWS)
+            write_side_by_side(out, pl.ds(0, BLOCK_ROWS), result, own, 1)
+        else:
+            out[lax.rem(row, out.shape[0])] = result.astype(out.dtype)
+
+    def visit(i):
+        unit = first_unit + i
+        if side_by_side:
+            block, before = (lax.div(units.tile[at], BLOCK_ROWS) for at in (unit, jnp.maximum(unit - 1, 0)))
+            # The units after the live ones name the last live one's block again.
+
+            @pl.when((unit == 0) | ((block != before) & (unit < units.num_units[0])))
+            def _begin():
+                out[...] = into[0][...]
+
+        @pl.when(unit == 0)
+        def _prime():
+            missing.forget()
+            for kept in WAITING:
+                for field, value in zip(FIELDS, (0, 1, -1, 0), strict=True):
+                    waiting[kept, field] = value
+            ring.prime(clean.clear)
+            if new is not None:
+                new.prime()
+
+        pl.when(unit < units.num_units[0])(lambda: attend_to_unit(unit))
+        if zero_dead_units:
+
+            @pl.when(unit >= units.num_units[0])
+            def _():
+                out[lax.rem(unit, out.shape[0])] = jnp.zeros(out.shape[1:], out.dtype)
+
+    if at_once == 1:
+        visit(0)
+    else:
+        pl.loop(0, jnp.minimum(at_once, count - first_unit))(visit)
+
+
+def _all(flag: Any, shape: tuple[int, ...]) -> Any:
+    """Return whether a scalar is not zero, for each place of an array."""
+    return jnp.full(shape, flag, jnp.int32) != 0

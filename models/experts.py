@@ -28,9 +28,9 @@ from .shards import each_shard
 class ExpertMLPs(nnx.Module):
     """Applies the MLPs of a token's experts, and sums their results.
 
-    gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each expert as in `GatedMLP`. Those of
-    a device, and down's, are padded to multiples of `BuildContext.column_unit`.
-    Without gates, gate_up holds up alone, [experts, embed, mlp]. Tokens are sorted by expert, so that work follows the
+    gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each expert as in `GatedMLP`. Those
+    of a device, and down's, are padded to multiples of `BuildContext.column_unit`. Without gates, gate_up holds up
+    alone, [experts, embed, mlp]. Tokens are sorted by expert, so that work follows the
     tokens, not the experts; a TPU need not sort them, see `launches`.
 
     Args:

@@ -14,7 +14,7 @@ from jpaged.execution.mesh import alone_on_cpu, platform
 from jpaged.loading.tensor_reader import StoredAs, TensorReader
 from jpaged.model_api import TENSOR_AXIS, Bfloat16Tiles, BuildContext
 from jpaged.validation import one_of
-from pallas_kernels.expert_mlps import LANES
+from pallas_kernels.layout import LANES
 from pallas_kernels.platform import Impl, resolve_impl
 
 CompactTiles: TypeAlias = Literal[Bfloat16Tiles.FLOAT32_PRODUCT, Bfloat16Tiles.FLOAT32_BITS]

@@ -14,12 +14,11 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.expert_mlps import tpu
 from pallas_kernels.expert_mlps.reference import Biases, DenseChoice, dense_choice, expert_mlps_reference
-from pallas_kernels.expert_mlps.tpu import LANES
 from pallas_kernels.expert_mlps.tpu_route import route, takes_logits
 from pallas_kernels.platform import Impl
 from pallas_kernels.stacked_row import StackedTable
 
-__all__ = ["LANES", "Biases", "DenseChoice", "dense_choice", "expert_mlps", "route", "takes", "takes_logits"]
+__all__ = ["Biases", "DenseChoice", "dense_choice", "expert_mlps", "route", "takes", "takes_logits"]
 
 
 def takes(

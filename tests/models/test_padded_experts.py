@@ -76,8 +76,8 @@ def test_its_launches_compute_the_same_but_for_rounding(quantised, tmp_path, on_
     make = make_mxfp4 if quantised else lambda path: make_checkpoint("gpt_oss", path, **ONE_OF_EACH)
     model = make(tmp_path)
     loaded = load_model(tmp_path, dtype="bfloat16", stacked=True)
-    tables = [leaf for leaf in jax.tree.leaves(loaded.params, is_leaf=lambda leaf: isinstance(leaf, QuantisedMatrix))]
-    assert any(isinstance(leaf, QuantisedMatrix) and leaf.shape[-1] == 256 for leaf in tables) == quantised
+    leaves = jax.tree.leaves(loaded.params, is_leaf=lambda leaf: isinstance(leaf, QuantisedMatrix))
+    assert any(isinstance(leaf, QuantisedMatrix) for leaf in leaves) == quantised
     launched = []
     monkeypatch.setattr(
         "jpaged_models.experts.expert_mlps",

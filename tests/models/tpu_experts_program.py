@@ -74,8 +74,8 @@ CONFIGS: dict[str, PretrainedConfig] = {
         mamba_head_dim=32,
     ),
 }
-"""Experts in a loop over layers; of columns that fill no registers, with biases; among groups, next to one that all tokens share; and without gates, in a narrow
-space."""
+"""Experts in a loop over layers; of columns that fill no registers, with biases; among groups, next to one that all
+tokens share; and without gates, in a narrow space."""
 KERNELS = re.compile(r"name=(expert_mlps|route)\b")
 
 

@@ -85,10 +85,15 @@ def test_its_launches_compute_the_same_but_for_rounding(quantised, tmp_path, on_
     )
     with torch.inference_mode():
         want = model(torch.from_numpy(TOKENS)[None]).logits[0].numpy()
-    found = logits_of(loaded)
+    error = error_of(logits_of(loaded), want)
     assert launched
-    # Rounding makes a few tokens choose another expert.
-    assert np.median(np.sqrt(np.mean((found - want) ** 2, axis=1))) < 0.05 * np.std(want)
+    monkeypatch.setattr("jpaged.loading.build_context._product_impl", lambda mesh, impl: "xla")
+    assert error < 1.3 * error_of(logits_of(load_model(tmp_path, dtype="bfloat16", stacked=True)), want) < 0.3
+
+
+def error_of(found, want):
+    """Return the share of a typical token's error: rounding makes a few tokens choose another expert."""
+    return np.median(np.sqrt(np.mean((found - want) ** 2, axis=1))) / np.std(want)
 
 
 def test_a_saved_model_is_loaded_with_and_without_padding(tmp_path, monkeypatch):

@@ -207,10 +207,11 @@ class OrbaxWeights:
         """Tell whether the parameters have the shapes that a model has which is built so."""
         if not self.fits(build.tensor_parallel, build.expert_parallel):
             return False
-        units = {self.column_unit, build.column_unit}
-        models = [abstract_model(model_cls, config, replace(build, column_unit=unit)) for unit in units]
-        first, *others = ([target.shape for target in targets_of(model)] for model in models)
-        return all(shapes == first for shapes in others)
+        if self.column_unit == build.column_unit:
+            return True
+        both = build, replace(build, column_unit=self.column_unit)
+        ours, saved = ([target.shape for target in targets_of(abstract_model(model_cls, config, one))] for one in both)
+        return ours == saved
 
     def check_held(self, tensor_parallel: int, expert_parallel: bool, quantization: str | None) -> None:
         """Raise ValueError if a quantised checkpoint is to be loaded with other settings than it was saved with."""

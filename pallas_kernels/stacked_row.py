@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.held_matrix import HeldMatrix
-
 
 @partial(jax.tree_util.register_dataclass, data_fields=("stack", "number"), meta_fields=())
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class StackedTable:
         number: of the layer's table.
     """
 
-    stack: Array | HeldMatrix
+    stack: Any
     number: Int[Array, ""]
 
     def __getitem__(self, key: EllipsisType) -> StackedTable:

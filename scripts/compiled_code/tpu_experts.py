@@ -133,7 +133,7 @@ def experts_launch(target: str, sizes: Experts, tokens: int, kernel: str) -> Lau
 
     array, _ = arrays_of(CHIPS[target])
     bf16 = jnp.bfloat16
-    arguments = (
+    arguments: tuple[Any, ...] = (
         array((tokens, sizes.embed), bf16),
         array((tokens, sizes.per_token), bf16),
         array((tokens, sizes.per_token)),

@@ -106,18 +106,15 @@ class ExpertMLPs(nnx.Module):
             return self.layout.total(out)
 
         spec: Any = StackedTable
-        biases = [one.stacked_bias for one in both if one.bias is not None]
+        biases: list[Any] = [one.stacked_bias for one in both if one.bias is not None]
         in_tables = [spec(P(None, *one.partition), P()) for one in both]
         in_biases = [spec(P(None, *one.bias_partition), P()) for one in both if one.bias is not None]
         launch = each_shard(on_device, (P(), P(), in_tables, in_biases), P())
-        return launch(x, choice.share, [self._floats(one, x.dtype) for one in both], biases)
-
-    def _floats(self, table: ExpertLinear, dtype: jnp.dtype) -> StackedTable | None:
-        """Return a table of floats; codes become floats before the launch, which XLA splits over the devices."""
-        held = table.stacked_table
-        if held is None or not is_held(held.stack):
-            return held
-        return StackedTable(held.read().dequantised(dtype)[None], jnp.int32(0))
+        tables: list[Any] = [one.stacked_table for one in both]
+        if any(is_held(table.stack) for table in tables):
+            # A launch has one number for all stacks. XLA splits what it dequantises over the devices.
+            tables, biases = ([_alone(table, x.dtype) for table in tables_of] for tables_of in (tables, biases))
+        return launch(x, choice.share, tables, biases)
 
     def _inner(self, gate: Array, up: Array | None = None) -> Array:
         """Return what `down` multiplies, of gate and up, or of up alone where there are no gates."""
@@ -175,6 +172,12 @@ class ExpertMLPs(nnx.Module):
         yield from self.down.weights(
             (*path, "down"), downs, layer, convert.stack_linear(inputs=self.width, outputs=self.embed)
         )
+
+
+def _alone(table: StackedTable, dtype: jnp.dtype) -> StackedTable:
+    """Return a layer's table of floats as a stack of its own."""
+    here = table.read()
+    return StackedTable((here.dequantised(dtype) if is_held(here) else here)[None], jnp.int32(0))
 
 
 @dataclass(frozen=True)

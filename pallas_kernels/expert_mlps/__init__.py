@@ -59,8 +59,8 @@ def expert_mlps(
     Args:
         gate_up: [layers, experts, embed, 2 * mlp], gate's columns before those of up; [layers, experts, embed, mlp] of
             up alone where MLPs are not `gated`, which compute ``activate(x @ up_e)``.
-        down: [layers, experts, mlp, embed or more]; columns beyond the tokens' are left out. Its layer has the number of
-            gate_up's, as that of the biases.
+        down: [layers, experts, mlp, embed or more]; columns beyond the tokens' are left out. Its layer has the number
+            of gate_up's, as that of the biases.
         activate: is given gate and up, or up alone, in any dtype and of any number of columns.
         biases: are added to both products.
         impl: ``tpu`` needs unsharded operands and what `tpu.takes` names; all others are the reference.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from jpaged.model_api import TENSOR_AXIS, BuildContext, WeightSource
-from pallas_kernels.expert_mlps import DenseChoice, dense_choice, expert_mlps, takes
+from pallas_kernels.expert_mlps import Biases, DenseChoice, dense_choice, expert_mlps, takes
+from pallas_kernels.held_matrix import is_held
 from pallas_kernels.stacked_row import StackedTable
 
 from . import weights as convert
@@ -27,12 +28,15 @@ from .shards import each_shard
 class ExpertMLPs(nnx.Module):
     """Applies the MLPs of a token's experts, and sums their results.
 
-    gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each expert as in `GatedMLP`.
-    Without gates, gate_up holds up alone, [experts, embed, mlp]. Tokens are sorted by expert, so that work follows the
+    gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each expert as in `GatedMLP`. Those
+    of a device, and down's, are padded to multiples of `BuildContext.column_unit`. Without gates, gate_up holds up
+    alone, [experts, embed, mlp]. Tokens are sorted by expert, so that work follows the
     tokens, not the experts; a TPU need not sort them, see `launches`.
 
     Args:
         gated: whether the MLPs are gated.
+        bias: whether both matrices have biases, [experts, 2 * mlp] and [experts, embed].
+        combine: makes of gate and up what `down` multiplies; None = ``activation(gate) * up``.
         weighs_inputs: whether an expert's share multiplies the MLP's input, as in Llama 4, instead of its output.
     """
 
@@ -46,15 +50,19 @@ class ExpertMLPs(nnx.Module):
         layout: ExpertLayout,
         gated: bool = True,
         weighs_inputs: bool = False,
+        bias: bool = False,
+        combine: Callable[[Array, Array], Array] | None = None,
     ):
-        self.width = convert.Padded(width, layout.column_shards)
+        self.width = layout.columns(width, build.column_unit)
+        self.embed = convert.Padded(embed, 1, unit=build.column_unit)
         mlp, experts = self.width.size, layout.experts
         columns, rows = layout.partition(None, None, TENSOR_AXIS), layout.partition(None, TENSOR_AXIS, None)
-        self.gate_up = ExpertLinear(experts, embed, 2 * mlp if gated else mlp, build, partition=columns)
-        self.down = ExpertLinear(experts, mlp, embed, build, partition=rows)
+        self.gate_up = ExpertLinear(experts, embed, 2 * mlp if gated else mlp, build, partition=columns, bias=bias)
+        self.down = ExpertLinear(experts, mlp, self.embed.size, build, partition=rows, bias=bias)
         self.activation = activation
         self.layout = layout
         self.gated = gated
+        self.combine = combine
         self.weighs_inputs = weighs_inputs
         self.impl = build.product_impl
 
@@ -75,7 +83,13 @@ class ExpertMLPs(nnx.Module):
         gate_up, down, shards = self.gate_up.stacked_table, self.down.stacked_table, self.layout.column_shards
         if gate_up is None or down is None:
             return False
-        return takes(x, gate_up, down, self.impl, experts=self.layout.experts, column_shards=shards)
+        experts = self.layout.experts
+        biased = 0 if self.down.bias is None else experts // (self.layout.devices if self.layout.whole else 1)
+        shapes = [
+            StackedTable(jax.ShapeDtypeStruct(one.stack.shape, x.dtype), one.number) if is_held(one.stack) else one
+            for one in (gate_up, down)
+        ]
+        return takes(x, *shapes, self.impl, experts=experts, column_shards=shards, biased=biased)
 
     def of_dense(self, x: Float[Array, "tokens embed"], choice: DenseChoice) -> Float[Array, "tokens embed"]:
         """Return the sum by one launch of each device, which has its own experts, or its own columns of all.
@@ -83,16 +97,30 @@ class ExpertMLPs(nnx.Module):
         Args:
             choice: of the experts of all devices.
         """
-        activate = ACTIVATIONS[self.activation]
+        both = self.gate_up, self.down
 
-        def on_device(x: Array, share: Array, gate_up: StackedTable, down: StackedTable) -> Array:
+        def on_device(x: Array, share: Array, tables: list[StackedTable], biases: list[StackedTable]) -> Array:
+            added = Biases(*biases, self.layout.adds_bias) if biases else None
             own = DenseChoice(share, self.layout.first_here)
-            return self.layout.total(expert_mlps(x, own, gate_up, down, activate, gated=self.gated, impl=self.impl))
+            out = expert_mlps(x, own, *tables, self._inner, gated=self.gated, biases=added, impl=self.impl)
+            return self.layout.total(out)
 
         spec: Any = StackedTable
-        columns, rows = (spec(P(None, *part), P()) for part in (self.gate_up.partition, self.down.partition))
-        launch = each_shard(on_device, (P(), P(), columns, rows), P())
-        return launch(x, choice.share, self.gate_up.stacked_table, self.down.stacked_table)
+        biases: list[Any] = [one.stacked_bias for one in both if one.bias is not None]
+        in_tables = [spec(P(None, *one.partition), P()) for one in both]
+        in_biases = [spec(P(None, *one.bias_partition), P()) for one in both if one.bias is not None]
+        launch = each_shard(on_device, (P(), P(), in_tables, in_biases), P())
+        tables: list[Any] = [one.stacked_table for one in both]
+        if any(is_held(table.stack) for table in tables):
+            # A launch has one number for all stacks. XLA splits what it dequantises over the devices.
+            tables, biases = ([_alone(table, x.dtype) for table in tables_of] for tables_of in (tables, biases))
+        return launch(x, choice.share, tables, biases)
+
+    def _inner(self, gate: Array, up: Array | None = None) -> Array:
+        """Return what `down` multiplies, of gate and up, or of up alone where there are no gates."""
+        if up is None:
+            return ACTIVATIONS[self.activation](gate)
+        return ACTIVATIONS[self.activation](gate) * up if self.combine is None else self.combine(gate, up)
 
     def _mlps(self, x: Array, share: Array, chosen: Array, tables: tuple[ExpertTable, ExpertTable]) -> Array:
         gate_up, down = tables
@@ -100,13 +128,12 @@ class ExpertMLPs(nnx.Module):
         shares = share.reshape(-1)[rows.pair, None]
         inputs = x[rows.token] * shares if self.weighs_inputs else x[rows.token]
         both = gate_up.multiply(inputs, rows)
-        activate = ACTIVATIONS[self.activation]
         if self.gated:
             gate, up = jnp.split(both.reshape(len(both), self.layout.column_shards, -1), 2, axis=-1)
-            inner = (activate(gate) * up).reshape(len(both), -1)
+            inner = self._inner(gate, up).reshape(len(both), -1)
         else:
-            inner = activate(both)
-        out = down.multiply(inner, rows)
+            inner = self._inner(both)
+        out = down.multiply(inner, rows)[:, : x.shape[1]]
         return rows.combine(out if self.weighs_inputs else out * shares, into=x)
 
     def weights(
@@ -117,27 +144,40 @@ class ExpertMLPs(nnx.Module):
         separate: tuple[str, ...] | None = None,
         *,
         outputs_first: bool = False,
+        alternating: bool = False,
     ) -> Iterator[WeightSource]:
-        """Yield the sources of ``{name}.gate_up_proj`` and ``{name}.down_proj``, which hold all experts.
+        """Yield the sources of ``{name}.gate_up_proj`` and ``{name}.down_proj``, which hold all experts, and of their
+        biases.
 
         Args:
             separate: names of an expert's tensors if each expert has its own, ``{name}.0.{separate[0]}.weight``: of
                 gate, up and down, or without gates of up and down.
             outputs_first: whether the tensors of all experts are [experts, out, in], not [experts, in, out].
+            alternating: whether columns of gate and up alternate in the tensors of all experts.
         """
         if separate is None:
-            fuse, pad = convert.split_gate_up(self.width), convert.pad_axis(1, self.width)
+            split = convert.split_alternating if alternating else convert.split_gate_up
+            fuse, pad = split(self.width), convert.pad_axes(-2, self.width, self.embed)
+            of_bias, of_down = fuse, convert.pad_axes(-1, self.embed)
             if outputs_first:
                 fuse, pad = convert.inputs_first(fuse), convert.inputs_first(pad)
-            yield from self.gate_up.weights((*path, "gate_up"), (f"{name}.gate_up_proj",), layer, fuse)
-            yield from self.down.weights((*path, "down"), (f"{name}.down_proj",), layer, pad)
+            yield from self.gate_up.weights((*path, "gate_up"), (f"{name}.gate_up_proj",), layer, fuse, of_bias)
+            yield from self.down.weights((*path, "down"), (f"{name}.down_proj",), layer, pad, of_down)
             return
         experts = range(self.layout.experts)
         into = [f"{name}.{expert}.{part}.weight" for expert in experts for part in separate[:-1]]
         fuse = convert.stack_gate_up(self.width) if self.gated else convert.stack_linear(outputs=self.width)
         yield from self.gate_up.weights((*path, "gate_up"), into, layer, fuse)
         downs = [f"{name}.{expert}.{separate[-1]}.weight" for expert in experts]
-        yield from self.down.weights((*path, "down"), downs, layer, convert.stack_linear(inputs=self.width))
+        yield from self.down.weights(
+            (*path, "down"), downs, layer, convert.stack_linear(inputs=self.width, outputs=self.embed)
+        )
+
+
+def _alone(table: StackedTable, dtype: jnp.dtype) -> StackedTable:
+    """Return a layer's table of floats as a stack of its own."""
+    here = table.read()
+    return StackedTable((here.dequantised(dtype) if is_held(here) else here)[None], jnp.int32(0))
 
 
 @dataclass(frozen=True)

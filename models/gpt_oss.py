@@ -17,61 +17,55 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from jpaged.model_api import TENSOR_AXIS, Attend, BuildContext, LayerRef, WeightSource
+from jpaged.model_api import Attend, BuildContext, LayerRef, WeightSource
 
 from . import weights as convert
 from .attention import Attention, Heads
 from .config_reader import ConfigReader, Rope, dense, every_nth
 from .decoder import Decoder, check_model_type
+from .experts import ExpertMLPs
 from .groups import kinds_from_types, layer_groups
 from .layers import RMSNorm
-from .linear import ExpertLinear, ExpertTable, Linear, LiveRows
-from .mixture import ExpertLayout, by_expert
+from .linear import Linear, LiveRows
+from .mixture import ExpertLayout
 from .rope import rotary_from_config
+from .routing import Routing
 from .stack import LayerKind, Shared
 
 
-class ClampedExperts(nnx.Module):
+class ClampedExperts(ExpertMLPs):
     """``sum_e share_e * (down_e((min(up, limit) + 1) * gate * sigmoid(alpha * gate)) + bias)`` over a token's experts.
 
-    router [embed, experts], gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each
-    expert as in `GatedMLP`; all have biases.
+    Parameters: those of `ExpertMLPs`, with biases; router [embed, experts] with a bias.
     """
 
     def __init__(self, config: Any, layout: ExpertLayout, build: BuildContext):
-        size, experts = config.hidden_size, layout.experts
-        self.width = convert.Padded(config.intermediate_size, layout.column_shards)
-        mlp = self.width.size
-        columns, rows = layout.partition(None, None, TENSOR_AXIS), layout.partition(None, TENSOR_AXIS, None)
-        self.router = Linear(size, experts, build, partition=P(None, None), bias=True)
-        self.gate_up = ExpertLinear(experts, size, 2 * mlp, build, partition=columns, bias=True)
-        self.down = ExpertLinear(experts, mlp, size, build, partition=rows, bias=True)
-        self.per_token, self.layout = config.num_experts_per_tok, layout
-        self.alpha, self.limit = config.swiglu_alpha, config.swiglu_limit
+        size, width = config.hidden_size, config.intermediate_size
+        combine = partial(clamped, alpha=config.swiglu_alpha, limit=config.swiglu_limit)
+        super().__init__(size, width, "silu", build, layout=layout, bias=True, combine=combine)
+        self.router = Linear(size, layout.experts, build, partition=P(None, None), bias=True)
+        self.routing = Routing(config.num_experts_per_tok, sums_to_one=True, added_to_sum=0.0)
 
-    def __call__(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> Float[Array, "tokens embed"]:
-        scores, chosen = jax.lax.top_k(self.router(x, live_rows), self.per_token)
-        tables = self.gate_up.table, self.down.table
-        return self.layout.mix(self._mlps, x, jax.nn.softmax(scores, axis=-1), chosen, tables)
+    def routed(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> Float[Array, "tokens embed"]:
+        """Return the sum over the experts that the router picks."""
+        logits = self.router(x, live_rows)
+        if self.launches(x):
+            return self.of_dense(x, self.routing.dense(logits.astype(jnp.float32), None, x.dtype, self.impl))
+        scores, chosen = jax.lax.top_k(logits, self.routing.per_token)
+        return self(x, jax.nn.softmax(scores, axis=-1), chosen)
 
-    def _mlps(self, x: Array, share: Array, chosen: Array, tables: tuple[ExpertTable, ExpertTable]) -> Array:
-        gate_up, down = tables
-        rows = by_expert(chosen, down.experts)
-        both = gate_up.multiply(x[rows.token], rows)
-        gate, up = jnp.split(both.reshape(len(both), self.layout.column_shards, -1), 2, axis=-1)
-        gate, up = jnp.minimum(gate, self.limit), jnp.clip(up, -self.limit, self.limit)
-        inner = ((up + 1) * gate * jax.nn.sigmoid(self.alpha * gate)).reshape(len(both), -1)
-        out = down.multiply(inner, rows)
-        return rows.combine(out * share.reshape(-1)[rows.pair, None], into=x)
-
-    def weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
+    def routed_weights(self, path: tuple[str, ...], name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of the tensors ``{name}.router`` and ``{name}.experts``, whose gate and up columns
         alternate."""
-        fuse, pad = convert.split_alternating(self.width), convert.pad_axis(1, self.width)
-        router = convert.linear(self.down.weight.shape[-1], self.layout.experts)
+        router = convert.linear(self.embed.stored, self.layout.experts)
         yield from self.router.weights((*path, "router"), (f"{name}.router",), layer, router, may_quantise=False)
-        yield from self.gate_up.weights((*path, "gate_up"), (f"{name}.experts.gate_up_proj",), layer, fuse, fuse)
-        yield from self.down.weights((*path, "down"), (f"{name}.experts.down_proj",), layer, pad)
+        yield from self.weights(path, f"{name}.experts", layer, alternating=True)
+
+
+def clamped(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
+    """Return ``(up + 1) * gate * sigmoid(alpha * gate)`` of values that are cut at the limit."""
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return (up + 1) * gate * jax.nn.sigmoid(alpha * gate)
 
 
 class GptOssLayer(nnx.Module):
@@ -97,14 +91,14 @@ class GptOssLayer(nnx.Module):
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         mixed, cache = self.attention(self.input_norm(hidden), shared, cache, ref, attend)
         hidden = hidden + mixed
-        return hidden + self.experts(self.post_norm(hidden), shared.live_rows), cache
+        return hidden + self.experts.routed(self.post_norm(hidden), shared.live_rows), cache
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""
         yield from self.input_norm.weights(("input_norm",), f"{name}.input_layernorm", layer)
         yield from self.attention.weights(("attention",), f"{name}.self_attn", layer)
         yield from self.post_norm.weights(("post_norm",), f"{name}.post_attention_layernorm", layer)
-        yield from self.experts.weights(("experts",), f"{name}.mlp", layer)
+        yield from self.experts.routed_weights(("experts",), f"{name}.mlp", layer)
 
 
 _ROPE = {

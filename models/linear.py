@@ -120,8 +120,9 @@ class ExpertLinear(nnx.Module):
         self, experts: int, inputs: int, outputs: int, build: BuildContext, *, partition: P, bias: bool = False
     ):
         self.weight = random_param(build, (experts, inputs, outputs), kind=LayerTable)
-        self.bias = constant_param(build, (experts, outputs)) if bias else None
+        self.bias = constant_param(build, (experts, outputs), kind=LayerTable) if bias else None
         self.partition = partition
+        self.bias_partition = P(partition[0], partition[-1])
         # Whole experts are multiplied on their own device.
         self.impl = build.product_impl if build.expert_parallel else _whole_impl(build)
         self.bfloat16_tiles = build.bfloat16_tiles
@@ -129,20 +130,19 @@ class ExpertLinear(nnx.Module):
     @property
     def table(self) -> ExpertTable:
         """Return the arrays that multiply; `jax.shard_map` may split them by experts."""
-        weight = self.weight[...]
-        if isinstance(weight, StackedTable):
-            weight = weight.read()
-        return ExpertTable(weight, None if self.bias is None else self.bias[...], self.impl)
+        parts = [None if one is None else one[...] for one in (self.weight, self.bias)]
+        weight, bias = (part.read() if isinstance(part, StackedTable) else part for part in parts)
+        return ExpertTable(weight, bias, self.impl)
 
     @property
     def stacked_table(self) -> StackedTable | None:
-        """Return the weight as one of a stack, alone where layers are not stacked; None: it is quantised, or there is a
-        bias."""
-        weight = self.weight[...]
-        if isinstance(weight, StackedTable):
-            return weight if self.bias is None else None
-        is_array = isinstance(weight, jax.Array) and self.bias is None
-        return StackedTable(weight[None], jnp.int32(0)) if is_array else None
+        """Return the weight as one of a stack, alone where layers are not stacked; None: layers lie apart."""
+        return _stacked(self.weight[...])
+
+    @property
+    def stacked_bias(self) -> StackedTable | None:
+        """Return the bias likewise; None: there is none, or layers lie apart."""
+        return None if self.bias is None else _stacked(self.bias[...])
 
     def weights(
         self,
@@ -165,9 +165,14 @@ class ExpertLinear(nnx.Module):
             bfloat16_tiles=self.bfloat16_tiles,
         )
         if self.bias is not None:
-            partition = P(self.partition[0], self.partition[-1])
             biases = tuple(f"{tensor}_bias" for tensor in tensors)
-            yield WeightSource((*path, "bias"), biases, convert_bias, partition, layer)
+            yield WeightSource((*path, "bias"), biases, convert_bias, self.bias_partition, layer)
+
+
+def _stacked(table: Any) -> StackedTable | None:
+    if isinstance(table, StackedTable | PerLayerWeights):
+        return table if isinstance(table, StackedTable) else None
+    return StackedTable(jax.tree.map(lambda part: part[None], table), jnp.int32(0))
 
 
 class HeadLinear(nnx.Module):

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from jpaged.model_api import TENSOR_AXIS
+from jpaged.model_api import TENSOR_AXIS, padded
+
+from .weights import Padded
 
 Tables = Any
 """A tree of arrays, quantised matrices and banks, whose first axis is experts."""
@@ -47,6 +49,11 @@ class ExpertLayout:
         """Return the number of parts that an expert's columns are cut into."""
         return 1 if self.whole else self.devices
 
+    def columns(self, count: int, unit: int) -> Padded:
+        """Return an expert's columns, of which a device has a multiple of `unit` where that adds at most a third."""
+        own = -(-count // self.column_shards)
+        return Padded(count, self.column_shards, unit=unit if 3 * (padded(own, unit) - own) <= own else 1)
+
     def partition(self, *columns: str | None) -> P:
         """Return how a table whose first axis is experts is split: by experts, or by its `columns`."""
         return P(TENSOR_AXIS, *(None,) * (len(columns) - 1)) if self.whole else P(*columns)
@@ -56,6 +63,12 @@ class ExpertLayout:
         """Return the number of this device's first expert. Read by each device for itself."""
         own = self.experts // self.devices
         return jax.lax.axis_index(TENSOR_AXIS) * own if self.whole and self.devices > 1 else 0
+
+    @property
+    def adds_bias(self) -> bool | Bool[Array, ""]:
+        """Tell whether this device adds its experts' last biases: of several that have columns of each, the first one.
+        Read by each device for itself."""
+        return True if self.column_shards == 1 else jax.lax.axis_index(TENSOR_AXIS) == 0
 
     def total(self, part: Float[Array, "tokens embed"]) -> Float[Array, "tokens embed"]:
         """Return the sum of all devices' parts. Called by each device for itself."""

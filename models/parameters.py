@@ -31,8 +31,7 @@ class LayerVector(nnx.Param):
 
 
 class LayerTable(nnx.Param):
-    """Matrices of a layer's experts that stand as a `StackedTable` where vectors stand as a `StackedRow`, unless they
-    are quantised."""
+    """Matrices or biases of a layer's experts that stand as a `StackedTable` where vectors stand as a `StackedRow`."""
 
 
 def constant_param(

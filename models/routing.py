@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.model_api import BuildContext, WeightSource
 from pallas_kernels.expert_mlps import DenseChoice, dense_choice, route, takes_logits
+from pallas_kernels.platform import Impl
 
 from . import weights as convert
 from .linear import Linear, LiveRows
@@ -76,6 +77,34 @@ class Routing:
             shares = shares / jnp.maximum(total, self.least_sum)
         return shares * self.scale, chosen
 
+    def dense(
+        self,
+        logits: Float[Array, "tokens experts"],
+        correction: Float[Array, " experts"] | None,
+        dtype: jnp.dtype,
+        impl: Impl,
+    ) -> DenseChoice:
+        """Return the choice of `choose` in rows of all experts, shares rounded to `dtype`; logits are float32."""
+        if impl not in ("tpu", "tpu_interpret") or not takes_logits(logits) or self.groups > 1:
+            shares, chosen = self.choose(logits, correction)
+            return dense_choice(shares.astype(dtype), chosen, logits.shape[1])
+
+        def on_shard(logits: Array, correction: Array | None) -> Array:
+            return route(
+                logits,
+                correction,
+                per_token=self.per_token,
+                scores=self.scores,
+                sums_to_one=self.sums_to_one,
+                scale=self.scale,
+                added_to_sum=self.added_to_sum,
+                least_sum=self.least_sum,
+                dtype=dtype,
+                interpret=impl == "tpu_interpret",
+            ).share
+
+        return DenseChoice(each_shard(on_shard, P(), P())(logits, correction))
+
     def _in_chosen_groups(self, worth: Float[Array, "tokens experts"]) -> Bool[Array, "tokens experts"]:
         tokens, experts = worth.shape
         of_group = jax.lax.top_k(worth.reshape(tokens, self.groups, -1), self.best_of_group)[0].sum(axis=2)
@@ -122,27 +151,7 @@ class Router(nnx.Module):
 
     def dense(self, x: Float[Array, "tokens embed"], live_rows: LiveRows = None) -> DenseChoice:
         """Return the shares of each token's experts in rows of all experts, rounded to the dtype of `x`."""
-        logits, correction = self._scored(x, live_rows)
-        experts, routing = logits.shape[1], self.routing
-        if self.impl not in ("tpu", "tpu_interpret") or not takes_logits(logits) or routing.groups > 1:
-            shares, chosen = routing.choose(logits, correction)
-            return dense_choice(shares.astype(x.dtype), chosen, experts)
-
-        def on_shard(logits: Array, correction: Array | None) -> Array:
-            return route(
-                logits,
-                correction,
-                per_token=routing.per_token,
-                scores=routing.scores,
-                sums_to_one=routing.sums_to_one,
-                scale=routing.scale,
-                added_to_sum=routing.added_to_sum,
-                least_sum=routing.least_sum,
-                dtype=x.dtype,
-                interpret=self.impl == "tpu_interpret",
-            ).share
-
-        return DenseChoice(each_shard(on_shard, P(), P())(logits, correction))
+        return self.routing.dense(*self._scored(x, live_rows), x.dtype, self.impl)
 
     def _scored(self, x: Array, live_rows: LiveRows) -> tuple[Array, Array | None]:
         """Return the logits of tokens, and what corrects the choice."""

@@ -378,17 +378,12 @@ class LayerStack(nnx.Module):
         graph, *(vectors, tables, params) = nnx.split(layers, *kept, ...)
         vectors = jax.tree.map(lambda vector: vector[:, None], vectors)
 
-        def of_layer(stack: Any, number: Array) -> Any:
-            if is_held(stack):
-                return jax.tree.map(lambda part: jax.lax.dynamic_index_in_dim(part, number, keepdims=False), stack)
-            return StackedTable(stack, number)
-
         # A number that is carried costs a scalar's addition; one that is scanned over costs a slice, as much as any
         # operation on a TPU.
         def body(carry, params):
             hidden, cache, number = carry
             rows = jax.tree.map(lambda stack: StackedRow(stack, number), vectors)
-            experts = jax.tree.map(lambda stack: of_layer(stack, number), tables, is_leaf=is_held)
+            experts = jax.tree.map(lambda stack: StackedTable(stack, number), tables, is_leaf=is_held)
             hidden, cache = repeat(nnx.merge(graph, rows, experts, params), hidden, cache, number)
             return (hidden, cache, number + 1), None
 

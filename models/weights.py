@@ -35,11 +35,13 @@ class Padded:
         count: of the things on the axis that may not be cut: columns, or heads.
         shards: how many shards they are split over.
         each: the length of each.
+        unit: a shard has a multiple of so many of them.
     """
 
     count: int
     shards: int
     each: int = 1
+    unit: int = 1
 
     @property
     def stored(self) -> int:
@@ -47,7 +49,7 @@ class Padded:
 
     @property
     def size(self) -> int:
-        return padded(self.count, self.shards) * self.each
+        return padded(self.count, self.shards * self.unit) * self.each
 
 
 Size = int | Padded
@@ -80,6 +82,18 @@ def _resized(array: np.ndarray | LazyConcat, axis: int, size: int) -> np.ndarray
 def pad_axis(axis: int, size: Size) -> Converter:
     """Return a converter that pads `axis` with zeros."""
     return lambda array: _sized(array, axis, size)
+
+
+def pad_axes(first: int, *sizes: Size) -> Converter:
+    """Return a converter that pads the axes from number `first` on to these sizes with zeros."""
+
+    def convert(array: np.ndarray) -> np.ndarray | LazyConcat:
+        padded: np.ndarray | LazyConcat = array
+        for axis, size in enumerate(sizes, first % array.ndim):
+            padded = _sized(padded, axis, size)
+        return padded
+
+    return convert
 
 
 def pad_rows(rows: Size) -> Converter:

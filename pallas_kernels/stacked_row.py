@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from types import EllipsisType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,11 +56,12 @@ class StackedTable:
     """Stands where the matrices of a layer's experts would; `pallas_kernels.expert_mlps` takes one, others `read` it.
 
     Attributes:
-        stack: the tables of all layers.
+        stack: the tables of all layers, [layers, experts, inputs, outputs], as an array or held otherwise, or their
+            biases, [layers, experts, outputs].
         number: of the layer's table.
     """
 
-    stack: Float[Array, "layers experts inputs outputs"]
+    stack: Any
     number: Int[Array, ""]
 
     def __getitem__(self, key: EllipsisType) -> StackedTable:
@@ -72,6 +74,6 @@ class StackedTable:
         """Return the shape of the layer's table."""
         return self.stack.shape[1:]
 
-    def read(self) -> Float[Array, "experts inputs outputs"]:
-        """Return a copy of the layer's table."""
-        return jax.lax.dynamic_index_in_dim(self.stack, self.number, keepdims=False)
+    def read(self) -> Any:
+        """Return a copy of the layer's table, in the form of the stack."""
+        return jax.tree.map(lambda part: jax.lax.dynamic_index_in_dim(part, self.number, keepdims=False), self.stack)

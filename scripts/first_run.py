@@ -288,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
     check_kernels(record, sizes, args.seed)
     record.add_part("kernels", partial(measure_kernels, sizes))
     if known["platform"] == "tpu":
-        record.add_part(chip_times.PART, partial(chip_times.measure, chip_of(known["device"])))
+        record.add_part(chip_times.PART, lambda: chip_times.measure(chip_of(known["device"])))
     numbers = [1] if known["devices"] == 1 or trial else [1, known["devices"]]
     for number in numbers:
         name = f"demo model on {number} of {known['devices']}"

@@ -14,6 +14,7 @@ from jpaged.execution.mesh import alone_on_cpu, platform
 from jpaged.loading.tensor_reader import StoredAs, TensorReader
 from jpaged.model_api import TENSOR_AXIS, Bfloat16Tiles, BuildContext
 from jpaged.validation import one_of
+from pallas_kernels.layout import LANES
 from pallas_kernels.platform import Impl, resolve_impl
 
 CompactTiles: TypeAlias = Literal[Bfloat16Tiles.FLOAT32_PRODUCT, Bfloat16Tiles.FLOAT32_BITS]
@@ -59,6 +60,8 @@ def build_context(
         stacked=stacked,
         unrolled=kind == "gpu",
         product_impl=product_impl,
+        # Of all models on TPUs alike, whatever multiplies: training is given the arrays that are served.
+        column_unit=LANES if kind == "tpu" or product_impl in ("tpu", "tpu_interpret") else 1,
         bfloat16_tiles=tiles,
         longest=longest,
     )

@@ -176,8 +176,9 @@ def _load(
     )
     if isinstance(reader, OrbaxWeights) and reader.has_codes:
         reader.check_held(shards, expert_parallel, quantization)
+        build = replace(build, column_unit=reader.column_unit)  # codes stay as they are
         model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)
-    elif isinstance(reader, OrbaxWeights) and reader.fits(shards, expert_parallel) and quantization is None:
+    elif isinstance(reader, OrbaxWeights) and quantization is None and reader.has_layout_of(family, config, build):
         model, graphdef, params = restore_params(family, config, reader, build, mesh=mesh)
     else:
         model, graphdef, params = load_params(family, config, reader, build, mesh=mesh, quantization=quantization)
@@ -195,6 +196,7 @@ def _load(
         mesh=mesh,
         stacked=build.stacked,
         expert_parallel=expert_parallel,
+        column_unit=build.column_unit,
         location=str(opened.source.path),
         processor=opened.processor,
         pooling=read_pooling_head(opened.source, reader, config, model, answers),

@@ -33,6 +33,7 @@ class LoadedModel:
         mesh: the devices; a mesh with the axis `TENSOR_AXIS`.
         stacked: whether layers are stacked for a scan.
         expert_parallel: whether each device holds whole experts.
+        column_unit: see `BuildContext`.
         pooling: how hidden states become vectors and classes.
         tensor_shapes: shapes of the checkpoint's tensors that the parameters were made from, by Hugging Face name.
     """
@@ -49,6 +50,7 @@ class LoadedModel:
     stacked: bool
     tensor_shapes: Mapping[str, tuple[int, ...]]
     expert_parallel: bool
+    column_unit: int = 1
     sampling: Mapping[str, Any] = field(default_factory=dict)
     location: str = ""
     processor: PathLike[str] | None = None

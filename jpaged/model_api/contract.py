@@ -40,6 +40,8 @@ class BuildContext:
             the host which branch of a `jax.lax.switch` to take.
         product_impl: the version of `pallas_kernels.matmul` and `pallas_kernels.quantised_matmul` that multiplies;
             ``cpu`` where one CPU holds all weights only.
+        column_unit: experts' columns on a device are padded with zeros to a multiple of it where that adds at most a
+            third, so that a kernel takes them: the lanes of a TPU's registers, elsewhere 1.
         bfloat16_tiles: how matrices that products read are held in bfloat16 in tiles, whatever `dtype` is; None = not.
             It has ``cpu`` for `product_impl`. ``BFLOAT16_PRODUCT`` is a CPU's form of bfloat16; the others take half
             of the memory of float32 for what a checkpoint stores in bfloat16, and compute as float32 does.
@@ -54,6 +56,7 @@ class BuildContext:
     stacked: bool = False
     unrolled: bool = False
     product_impl: Impl = "xla"
+    column_unit: int = 1
     bfloat16_tiles: Bfloat16Tiles | None = None
     longest: int | None = None
     rngs: nnx.Rngs | None = field(default=None, compare=False, repr=False)

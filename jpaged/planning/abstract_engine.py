@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -110,9 +110,11 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
     )
     if is_encoder(family, model_config):
         raise ValueError(f"{config.model} encodes prompts and keeps no KV: plans are made of models that generate")
+    saved, unit = _saved_formats(request, config, mesh)
+    if unit is not None:
+        build = replace(build, column_unit=unit)
     model = abstract_model(family, model_config, build)
     reader: CodedNames | None = None
-    saved = _saved_formats(request, config, mesh)
     if request["gguf"]:
         reader = GGUFWeights(GGUFFile(request["gguf"]))
     elif (method := method_of(model_config)) is not None:
@@ -148,19 +150,20 @@ def abstract_engine(request: dict[str, Any], device: Device) -> AbstractEngine:
 
 def _saved_formats(
     request: dict[str, Any], config: SizedConfig, mesh: Mesh
-) -> Callable[[Sequence[Target]], WeightFormats] | None:
-    """Return what gives parameters' formats in a checkpoint written by jpaged; None if none is quantised.
+) -> tuple[Callable[[Sequence[Target]], WeightFormats] | None, int | None]:
+    """Return what gives parameters' formats in a quantised checkpoint written by jpaged, and its
+    `BuildContext.column_unit`; None, None for others.
 
     Raises:
         ValueError: the request has another quantisation, or other shards.
     """
     checkpoint = request["checkpoint"]
     if checkpoint is None or not (Path(checkpoint) / CHECKPOINT_MARKER).exists():
-        return None
+        return None, None
     reader = open_model(checkpoint).reader
     assert isinstance(reader, OrbaxWeights)
     reader.check_held(mesh.shape[TENSOR_AXIS], config.enable_expert_parallel, config.quantization)
-    return reader.formats_of if reader.has_codes else None
+    return (reader.formats_of, reader.column_unit) if reader.has_codes else (None, None)
 
 
 def _dtype_of(request: dict[str, Any], config: Any) -> DtypeOf:

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from pallas_kernels.stacked_row import StackedTable
 
 
 class DenseChoice(NamedTuple):
@@ -26,6 +28,20 @@ class DenseChoice(NamedTuple):
         return jax.lax.dynamic_slice_in_dim(self.share, self.first, experts)
 
 
+class Biases(NamedTuple):
+    """Holds what is added to the products of experts.
+
+    Attributes:
+        gate_up: [layers, experts, columns], to the first product.
+        down: [layers, experts, embed], to the second one.
+        adds_down: whether it is; of several devices that have columns of each expert, only one adds it.
+    """
+
+    gate_up: StackedTable
+    down: StackedTable
+    adds_down: bool | Bool[Array, ""] = True
+
+
 def dense_choice(
     share: Float[Array, "tokens per_token"], chosen: Int[Array, "tokens per_token"], experts: int
 ) -> DenseChoice:
@@ -40,16 +56,19 @@ def expert_mlps_reference(
     choice: DenseChoice,
     gate_up: Float[Array, "experts embed columns"],
     down: Float[Array, "experts mlp embed"],
-    activate: Callable[[Array], Array],
+    activate: Callable[..., Array],
     *,
     gated: bool,
+    biases: Biases | None = None,
 ) -> Float[Array, "tokens embed"]:
     """See `pallas_kernels.expert_mlps.expert_mlps`; the tables are those of one layer."""
-    both = _product("ti,eio->eto", x, gate_up).astype(x.dtype)
-    gate, up = jnp.split(both, 2, axis=-1) if gated else (both, None)
-    inner = activate(gate) if up is None else activate(gate) * up
-    out = _product("etm,emo->eto", inner, down)
-    return (out * choice.here(len(down))[..., None]).sum(axis=0).astype(x.dtype)
+    both, of_down = _product("ti,eio->eto", x, gate_up), 0.0
+    if biases is not None:
+        both = both + biases.gate_up.read()[:, None].astype(jnp.float32)
+        of_down = jnp.where(biases.adds_down, biases.down.read()[:, None].astype(jnp.float32), 0)
+    parts = jnp.split(both.astype(x.dtype), 2, axis=-1) if gated else [both.astype(x.dtype)]
+    out = _product("etm,emo->eto", activate(*parts), down) + of_down
+    return (out * choice.here(len(down))[..., None]).sum(axis=0)[:, : x.shape[1]].astype(x.dtype)
 
 
 def _product(axes: str, *operands: Array) -> Float[Array, "experts tokens out"]:

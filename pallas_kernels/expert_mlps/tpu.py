@@ -3,12 +3,16 @@
 Memory. Stacks of all layers' matrices stay in HBM. Of the current layer's experts that some token chose, one piece
 after the other comes to VMEM, into one of two buffers, while the piece before it is multiplied. A piece is an expert's
 gate and up [embed, 2 * width] and down [width, embed]: all of its width, or a part where that would not fit. Tokens,
-their shares and the sum, [tokens, embed] in float32, are in VMEM throughout.
+their shares, the layer's biases and the sum, [tokens, embed] in float32, are in VMEM throughout.
 
     experts with tokens     2    5    6        pieces of an expert: 2
     pieces                |0 1| 0 1| 0 1|
     multiplied             2.0 2.1 5.0 ...
     on its way             2.1 5.0 5.1 ...
+
+Pieces are of one width. Where the last of an expert would be narrower it begins earlier, and columns that an earlier
+piece has had count as zero. A token's numbers need not fill whole registers, but the columns of down do, with zeros:
+XLA would keep a stack whose last axis does not fill them in another order, and copy it for the launch.
 
 Rows. Up to `ALL_ROWS` tokens, each expert multiplies them all: the matrix units take as long for fewer rows, and the
 shares of the other tokens are 0. Above, an expert takes its tokens in tiles of rows. Row r of a tile is the r-th token
@@ -35,7 +39,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
-from pallas_kernels.expert_mlps.reference import DenseChoice
+from pallas_kernels.expert_mlps.reference import Biases, DenseChoice
 from pallas_kernels.stacked_row import StackedTable
 
 LANES, SUBLANES = 128, 16
@@ -76,36 +80,50 @@ class Tiling(NamedTuple):
     vmem_bytes: int
 
 
-def takes(x: jax.Array, gate_up: jax.Array, down: jax.Array, experts: int, column_shards: int = 1) -> bool:
+def takes(
+    x: jax.Array, gate_up: jax.Array, down: jax.Array, experts: int, column_shards: int = 1, biased: int = 0
+) -> bool:
     """Tell whether MLPs are computed here: bfloat16, of whole registers, and few enough tokens.
 
     Args:
         experts: how many tokens choose from, on all devices.
         column_shards: parts that the MLPs' columns will be split into.
+        biased: see `tiling`.
     """
     (tokens, embed), mlp, parts = x.shape, down.shape[2] // column_shards, gate_up.shape[3] // down.shape[2]
     is_bfloat16 = x.dtype == gate_up.dtype == down.dtype == jnp.bfloat16
-    return is_bfloat16 and tiling(tokens, embed, mlp, parts + 1, experts) is not None
+    return (
+        is_bfloat16
+        and down.shape[3] % LANES == 0
+        and tiling(tokens, embed, mlp, parts + 1, experts, biased) is not None
+    )
 
 
-def tiling(tokens: int, embed: int, mlp: int, matrices: int, experts: int) -> Tiling | None:
+def tiling(tokens: int, embed: int, mlp: int, matrices: int, experts: int, biased: int = 0) -> Tiling | None:
     """Return how a launch is tiled; None: it would not fill registers, fit VMEM, or read matrices seldom enough.
 
     Args:
         mlp: columns of gate, and of up, on a device.
         matrices: of an expert, with gate and up counted as two.
         experts: see `takes`.
+        biased: experts on a device whose biases are added.
     """
     chunk = _chunk(tokens, embed)
-    if chunk == 0 or embed % LANES or mlp % LANES:
+    if chunk == 0 or embed % SUBLANES or mlp % LANES:
         return None
+    embed = -(-embed // LANES) * LANES  # as it lies in VMEM
     # A chunk's tokens and results, in two buffers each, its sum, and the compiler's temporaries as large as the sum, of
-    # which it makes two. For each expert its shares, in two buffers, its tokens' numbers, and a temporary.
-    kept = (2 * 2 + 2 * 2 + 3 * 4) * embed * chunk + 16 * experts * chunk + SPARE_BYTES
+    # which it makes two. For each expert its shares, in two buffers, its tokens' numbers, and a temporary; and its
+    # biases, in two buffers.
+    of_biases = 4 * biased * ((matrices - 1) * mlp + embed)
+    kept = (2 * 2 + 2 * 2 + 3 * 4) * embed * chunk + 16 * experts * chunk + SPARE_BYTES + of_biases
     column = matrices * embed * 2
     fitting = min(PIECE_BYTES, (VMEM_BYTES - kept) // 2) // column
-    width = next((width for width in range(mlp, 0, -LANES) if mlp % width == 0 and width <= fitting), 0)
-    return Tiling(chunk, width, mlp // width, kept + 2 * column * width) if width else None
+    if fitting < LANES:
+        return None
+    pieces = -(-mlp // (fitting // LANES * LANES))
+    width = -(-mlp // (pieces * LANES)) * LANES
+    return Tiling(chunk, width, pieces, kept + 2 * column * width)
 
 
 def _chunk(tokens: int, embed: int) -> int:
@@ -123,9 +141,10 @@ def expert_mlps(
     choice: DenseChoice,
     gate_up: StackedTable,
     down: StackedTable,
-    activate: Callable[[Array], Array],
+    activate: Callable[..., Array],
     *,
     gated: bool,
+    biases: Biases | None = None,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> Float[Array, "tokens embed"]:
     """See `pallas_kernels.expert_mlps.expert_mlps`.
@@ -134,36 +153,39 @@ def expert_mlps(
         ValueError: the operands are not what `takes` says.
     """
     share = choice.share
-    of = len(share)
-    if not takes(x, gate_up.stack, down.stack, of):
+    of, biased = len(share), 0 if biases is None else down.shape[0]
+    if not takes(x, gate_up.stack, down.stack, of, biased=biased):
         shapes = x.shape, gate_up.shape, down.shape
         raise ValueError(f"tokens and tables of {shapes} {x.dtype} are not multiplied here: see takes")
-    (tokens, embed), (experts, mlp, _) = x.shape, down.shape
+    (tokens, embed), (experts, mlp, lanes) = x.shape, down.shape
     parts = gate_up.shape[2] // mlp
-    tiles = tiling(tokens, embed, mlp, parts + 1, of)
+    tiles = tiling(tokens, embed, mlp, parts + 1, of, biased)
     assert tiles is not None
     chunk, width = tiles.chunk, tiles.width
     shares = share.reshape(of, tokens // chunk, chunk).swapaxes(0, 1)
     counts = (shares != 0).sum(axis=2, dtype=jnp.int32)
+    added = [] if biases is None else [biases.gate_up.stack, biases.down.stack]
+    adds_down = jnp.asarray(biases is not None and biases.adds_down, jnp.int32)
     return pl.pallas_call(
-        functools.partial(_kernel, activate=activate, gated=gated, rows=min(chunk, ALL_ROWS)),
+        functools.partial(_kernel, activate=activate, gated=gated, rows=min(chunk, ALL_ROWS), biased=bool(added)),
         out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=3,
+            num_scalar_prefetch=4,
             grid=(tokens // chunk,),
             in_specs=[
                 pl.BlockSpec((chunk, embed), lambda i, *_: (i, 0)),
                 pl.BlockSpec((None, of, chunk), lambda i, *_: (i, 0, 0)),
                 pl.BlockSpec(memory_space=pltpu.HBM),
                 pl.BlockSpec(memory_space=pltpu.HBM),
+                *(pl.BlockSpec((None, *one.shape[1:]), lambda i, number, *_: (number[0], 0, 0)) for one in added),
             ],
             out_specs=pl.BlockSpec((chunk, embed), lambda i, *_: (i, 0)),
             # In order: the two buffers of pieces; the sum; each expert's tokens by their number among them; how often
             # a token met a number that is not finite; experts with tokens; a semaphore for each buffer and matrix.
             scratch_shapes=[
                 pltpu.VMEM((2, embed, parts * width), x.dtype),
-                pltpu.VMEM((2, width, embed), x.dtype),
-                pltpu.VMEM((chunk, embed), jnp.float32),
+                pltpu.VMEM((2, width, lanes), x.dtype),
+                pltpu.VMEM((chunk, lanes), jnp.float32),
                 pltpu.VMEM((of, chunk), jnp.float32),
                 pltpu.VMEM((chunk, LANES), jnp.float32),
                 pltpu.SMEM((experts,), jnp.int32),
@@ -176,45 +198,53 @@ def expert_mlps(
         ),
         interpret=interpret,
         name="expert_mlps",
-    )(gate_up.number[None], jnp.asarray(choice.first, jnp.int32)[None], counts, x, shares, gate_up.stack, down.stack)
+    )(
+        gate_up.number[None],
+        jnp.asarray(choice.first, jnp.int32)[None],
+        adds_down[None],
+        counts,
+        x,
+        shares,
+        gate_up.stack,
+        down.stack,
+        *added,
+    )
 
 
 def _kernel(
     number,
     first,
+    adds_down,
     counts,
     x,
     share,
     gate_up,
     down,
-    out,
-    columns,
-    lines,
-    total,
-    place,
-    broken,
-    live,
-    arrived,
-    *,
-    activate: Callable[[Array], Array],
+    *refs,
+    activate: Callable[..., Array],
     gated: bool,
     rows: int,
+    biased: bool,
 ):
     """Sum the MLPs of a chunk's tokens.
 
     Args:
-        number, first, counts: SMEM [1]; [1]; [chunks, all experts], tokens that chose each expert.
+        number, first, adds_down, counts: SMEM [1]; [1]; [1], whether `of_down` counts; [chunks, all experts], tokens
+            that chose each expert.
         x, share: VMEM [tokens, embed]; float32 [all experts, tokens].
-        gate_up, down: HBM, of all layers, see `expert_mlps`.
+        gate_up, down: HBM, of all layers, see `expert_mlps`; down has the columns of `total`.
+        refs: the biases [experts, columns] and [experts, embed] if there are any, VMEM; then those below.
         out: VMEM [tokens, embed].
         columns, lines: VMEM, two buffers of a piece's matrices: gate_up [2, embed, parts * width], down [2, width,
-            embed].
+            lanes].
         total, place, broken, live, arrived: scratch, see the launch.
         rows: of an expert's tile; as many as there are tokens: each expert takes all.
     """
+    (of_both, of_down), refs = refs[: 2 * biased] or (None, None), refs[2 * biased :]
+    out, columns, lines, total, place, broken, live, arrived = refs
     tokens = x.shape[0]
     (experts,), width, mlp = live.shape, lines.shape[1], down.shape[2]
-    pieces, parts, turn = mlp // width, columns.shape[2] // width, pl.program_id(0)
+    pieces, parts, turn = pl.cdiv(mlp, width), columns.shape[2] // width, pl.program_id(0)
     takes_all = rows == tokens
 
     def note(expert, found):
@@ -243,6 +273,10 @@ def _kernel(
         out[...] = jnp.where(jnp.abs(given) <= LARGEST, given, 0).astype(out.dtype)
         broken[...] = jnp.broadcast_to(not_finite(given), broken.shape)
 
+    def begin(piece):
+        """Return a piece's first column."""
+        return jnp.minimum(piece * width, mlp - width)
+
     def copies(unit):
         expert, piece, slot = live[lax.div(unit, pieces)], lax.rem(unit, pieces), lax.rem(unit, 2)
         of_expert, here = gate_up.at[number[0], expert], columns.at[slot]
@@ -251,10 +285,10 @@ def _kernel(
             yield pltpu.make_async_copy(down.at[number[0], expert], lines.at[slot], arrived.at[slot, parts])
             return
         for part in range(parts):
-            source = pl.ds(pl.multiple_of(part * mlp + piece * width, LANES), width)
+            source = pl.ds(pl.multiple_of(part * mlp + begin(piece), LANES), width)
             target = here.at[:, pl.ds(part * width, width)]
             yield pltpu.make_async_copy(of_expert.at[:, source], target, arrived.at[slot, part])
-        source = pl.ds(pl.multiple_of(piece * width, LANES), width)
+        source = pl.ds(pl.multiple_of(begin(piece), LANES), width)
         yield pltpu.make_async_copy(down.at[number[0], expert, source], lines.at[slot], arrived.at[slot, parts])
 
     def start(unit):
@@ -263,13 +297,27 @@ def _kernel(
             for copy in copies(unit):
                 copy.start()
 
-    def mlps(given, slot):
-        both = jnp.dot(given, columns[slot], preferred_element_type=jnp.float32).astype(x.dtype)
-        gate = both[:, :width].astype(jnp.float32)
-        inner = activate(gate)
-        if gated:
-            inner = inner * both[:, width:].astype(jnp.float32)
-        return jnp.dot(inner.astype(x.dtype), lines[slot], preferred_element_type=jnp.float32)
+    def row_of(bias, expert):
+        """Return an expert's row of biases, [1, columns] in float32; single rows of packed registers are not read."""
+        here = bias.astype(jnp.float32)
+        mine = lax.broadcasted_iota(jnp.int32, here.shape, 0) == expert
+        return jnp.sum(jnp.where(mine, here, 0), axis=0, keepdims=True)
+
+    def mlps(given, slot, expert, piece):
+        both = jnp.dot(given, columns[slot], preferred_element_type=jnp.float32)
+        values = [both[:, part * width : (part + 1) * width] for part in range(parts)]
+        if of_both is not None:
+            own = [pl.ds(pl.multiple_of(part * mlp + begin(piece), LANES), width) for part in range(parts)]
+            values = [value + row_of(of_both[:, at], expert) for value, at in zip(values, own, strict=True)]
+        inner = activate(*(value.astype(x.dtype).astype(jnp.float32) for value in values))
+        if mlp % width:
+            column = lax.broadcasted_iota(jnp.int32, inner.shape, 1) + begin(piece)
+            inner = jnp.where(column >= piece * width, inner, 0)
+        result = jnp.dot(inner.astype(x.dtype), lines[slot], preferred_element_type=jnp.float32)
+        if of_down is None:
+            return result
+        is_added = (adds_down[0] != 0) & (piece == 0)
+        return result + jnp.where(is_added, row_of(of_down[...], expert), 0)
 
     def shares_of(expert, mine):
         """Return the shares of a tile's rows as a column; `mine` tells which token each row is."""
@@ -279,7 +327,7 @@ def _kernel(
 
     @pl.loop(0, units)
     def _(unit):
-        expert, slot = live[lax.div(unit, pieces)], lax.rem(unit, 2)
+        expert, piece, slot = live[lax.div(unit, pieces)], lax.rem(unit, pieces), lax.rem(unit, 2)
         start(unit + 1)
         for copy in copies(unit):
             copy.wait()
@@ -287,7 +335,7 @@ def _kernel(
         if takes_all:
             mine = row == lax.broadcasted_iota(jnp.int32, (rows, tokens), 1)
             factor = shares_of(expert, mine)
-            total[...] += jnp.where(factor != 0, mlps(x[...], slot) * factor, 0)
+            total[...] += jnp.where(factor != 0, mlps(x[...], slot, expert, piece) * factor, 0)
             return
 
         @pl.loop(0, pl.cdiv(counts[turn, first[0] + expert], rows))
@@ -295,13 +343,11 @@ def _kernel(
             mine = place[pl.ds(first[0] + expert, 1), :] == (row + tile * rows).astype(jnp.float32)
             ones = mine.astype(jnp.float32).astype(x.dtype)
             given = jnp.dot(ones, out[...], preferred_element_type=jnp.float32).astype(x.dtype)
-            result = mlps(given, slot) * shares_of(expert, mine)
+            result = mlps(given, slot, expert, piece) * shares_of(expert, mine)
             whole = jnp.where(jnp.abs(result) <= LARGEST, result, 0).astype(x.dtype)
             total[...] += lax.dot_general(ones, whole, _TO_TOKENS, preferred_element_type=jnp.float32)
             flags = jnp.broadcast_to(not_finite(result), (rows, LANES)).astype(x.dtype)
             broken[...] += lax.dot_general(ones, flags, _TO_TOKENS, preferred_element_type=jnp.float32)
 
-    if takes_all:
-        out[...] = total[...].astype(out.dtype)
-    else:
-        out[...] = jnp.where(broken[:, :1] == 0, total[...], jnp.nan).astype(out.dtype)
+    result = total[:, : x.shape[1]]
+    out[...] = (result if takes_all else jnp.where(broken[:, :1] == 0, result, jnp.nan)).astype(out.dtype)

@@ -18,6 +18,7 @@ room for tiles that a prompt does not fill. docs/tpu.md counts the rows of a pro
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -40,6 +41,8 @@ from pallas_kernels.paged_attention.tpu_units import (
     max_units,
     visit_all_tiles,
 )
+
+_log = logging.getLogger(__name__)
 
 MIB = 2**20
 
@@ -110,14 +113,15 @@ def key_of(kv_heads: int, q_per_kv: int, head_dim: int) -> str:
 
 
 def tuning_of(device_kind: str, kv_heads: int, head_dim: int, q_per_kv: int | None = None) -> Tuning:
-    """Return the sizes for a device, such as ``TPU v5 lite``; an unknown device gets those of a v5e.
+    """Return the sizes for a device, such as ``TPU v5 lite``. An unknown one gets those of a v5e, the smallest, so that
+    models run; of a TPU that is logged once.
 
     Args:
         kv_heads: KV heads of one device.
         head_dim: width of a head.
         q_per_kv: query heads of a KV head, for sizes that were simulated; None = the rules'.
     """
-    chip = chip_of(device_kind)
+    chip = _chip_or_least(device_kind)
     rules = rules_of(chip, kv_heads, head_dim)
     if q_per_kv is None:
         return rules
@@ -125,8 +129,26 @@ def tuning_of(device_kind: str, kv_heads: int, head_dim: int, q_per_kv: int | No
 
 
 def chip_of(device_kind: str) -> str:
-    """Return the chip of a device such as ``TPU v5 lite``; v5e for one that is not known."""
-    return next((chip for name, chip in _KINDS.items() if name in device_kind.lower()), "v5e")
+    """Return the chip of a device such as ``TPU v5 lite``.
+
+    Raises:
+        ValueError: the kind is of no known chip.
+    """
+    for name, chip in _KINDS.items():
+        if name in device_kind.lower():
+            return chip
+    known = ", ".join(_BY_CHIP)
+    raise ValueError(f"device_kind={device_kind!r} names none of the TPUs that kernels have sizes for: {known}")
+
+
+@cache
+def _chip_or_least(device_kind: str) -> str:
+    try:
+        return chip_of(device_kind)
+    except ValueError as error:
+        if "tpu" in device_kind.lower():
+            _log.warning("%s; attention runs with those of a v5e, which nobody has timed there", error)
+        return "v5e"
 
 
 def rules_of(chip: str, kv_heads: int, head_dim: int) -> Tuning:

@@ -134,12 +134,9 @@ def _seconds_of(times: StepTimes, count: int) -> Callable[[int, float, Chunks | 
 
 
 def host_seconds(sequences: int, count: int) -> float:
-    """Return the seconds that jpaged's host takes a step: for 128 sequences 3.1 ms on one device and 3.9 on eight, for
-    one sequence 1.6.
-
-    Measured before decodes followed each other; `docs/performance.md` has today's shorter steps.
-    """
-    return (1.6 + 0.0121 * sequences + 0.11 * (count - 1)) / 1e3
+    """Return the seconds that jpaged's host takes a step of decodes: the line through what `docs/performance.md`
+    measures of 128 and 256 sequences on one device, 1.87 and 2.79 ms, and of 128 on eight, 2.14."""
+    return (0.95 + 0.0072 * sequences + 0.039 * (count - 1)) / 1e3
 
 
 def serve(load: Load, seconds: Callable[[int, float, Chunks | None], float]) -> tuple[float, float]:

@@ -100,7 +100,7 @@ MODELS = {
         2048, 512, 248320, ((Heads(2, 8, 256), 10),), Experts(256, 256, 8, 2048, 512), 30, 32, gated=True
     ),
     "gpt-oss-20b": Model(
-        2880, 0, 201088, ((_GPT, 12), (_GPT._replace(window=128), 12)), Experts(32, 32, 4, 2880, 2880)
+        2880, 0, 201088, ((_GPT, 12), (_GPT._replace(window=128), 12)), Experts(32, 32, 4, 2880, 2880, biased=True)
     ),
     "qwen3-32b": Model(5120, 25600, 151936, ((Heads(8, 8, 128), 64),)),
 }

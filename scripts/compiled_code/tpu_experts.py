@@ -22,13 +22,29 @@ LAYERS, GMM_ROWS = 2, 128
 
 
 class Experts(NamedTuple):
-    """Describes the experts of a device: its own of so many that each token chooses from."""
+    """Describes the experts of a device: its own of so many that each token chooses from.
+
+    Attributes:
+        mlp: columns that a checkpoint has.
+        biased: whether there are biases, and an activation as GPT-OSS'.
+    """
 
     own: int
     of: int
     per_token: int
     embed: int
     mlp: int
+    biased: bool = False
+
+    @property
+    def held(self) -> int:
+        """Return the columns that a TPU holds."""
+        return -(-self.mlp // 128) * 128
+
+    @property
+    def held_embed(self) -> int:
+        """Return the columns of down that a TPU holds."""
+        return -(-self.embed // 128) * 128
 
     def rows(self, tokens: int) -> int:
         """Return the rows of all experts, those of other devices among them."""
@@ -36,8 +52,8 @@ class Experts(NamedTuple):
 
     @property
     def table_bytes(self) -> int:
-        """Return the bytes of the matrices of a layer's experts in bfloat16."""
-        return 3 * self.own * self.embed * self.mlp * 2
+        """Return the bytes of the matrices of a layer's experts in bfloat16, as a TPU holds them."""
+        return self.own * (2 * self.embed + self.held_embed) * self.held * 2
 
 
 SHAPES = {
@@ -48,6 +64,11 @@ SHAPES = {
     "mixtral-8x7b x8": Experts(1, 8, 2, 4096, 14336),
     "glm-4.5 x8": Experts(20, 160, 8, 5120, 1536),
     "deepseek-v3 x8": Experts(32, 256, 8, 7168, 2048),
+    "gpt-oss-20b x4": Experts(8, 32, 4, 2880, 2880, biased=True),
+    "gpt-oss-20b x8": Experts(4, 32, 4, 2880, 2880, biased=True),
+    "gpt-oss-120b x8": Experts(16, 128, 4, 2880, 2880, biased=True),
+    "gemma-4-26b-a4b x8": Experts(16, 128, 8, 2816, 704),
+    "nemotron-3-nano-30b-a3b x8": Experts(16, 128, 6, 2688, 1856),
 }
 
 
@@ -112,33 +133,46 @@ def experts_launch(target: str, sizes: Experts, tokens: int, kernel: str) -> Lau
 
     array, _ = arrays_of(CHIPS[target])
     bf16 = jnp.bfloat16
-    arguments = (
+    arguments: tuple[Any, ...] = (
         array((tokens, sizes.embed), bf16),
         array((tokens, sizes.per_token), bf16),
         array((tokens, sizes.per_token)),
-        array((LAYERS, sizes.own, sizes.embed, 2 * sizes.mlp), bf16),
-        array((LAYERS, sizes.own, sizes.mlp, sizes.embed), bf16),
+        array((LAYERS, sizes.own, sizes.embed, 2 * sizes.held), bf16),
+        array((LAYERS, sizes.own, sizes.held, sizes.held_embed), bf16),
         array(()),
     )
+    if sizes.biased and kernel == "jpaged":
+        arguments += tuple(array((LAYERS, sizes.own, n), bf16) for n in (2 * sizes.held, sizes.held_embed))
     pairs = np.arange(sizes.rows(tokens), dtype=np.int32) % sizes.of
     share = np.full((tokens, sizes.per_token), 1 / sizes.per_token, bf16)
     known = {1: share, 2: pairs.reshape(tokens, sizes.per_token), 5: np.int32(1)}
     function, name, readings = WAYS[kernel](sizes, tokens)
-    read = readings * min(sizes.own, sizes.rows(tokens)) * sizes.table_bytes // sizes.own
-    moved = {3: read * 2 // 3, 4: read // 3} if kernel == "jpaged" else {}
+    # The last piece of an expert begins within the one before it where pieces do not fill its columns.
+    columns = 2 * readings * min(sizes.own, sizes.rows(tokens)) * _columns_read(sizes, tokens)
+    moved = {3: columns * 2 * sizes.embed, 4: columns * sizes.held_embed} if kernel == "jpaged" else {}
     return Launch(function, arguments, name, "experts", known, moved)
 
 
 def experts_take(sizes: Experts, tokens: int) -> bool:
     """Tell whether `pallas_kernels.expert_mlps` takes the experts; others are multiplied by XLA."""
+    return _tiles(sizes, tokens) is not None
+
+
+def _tiles(sizes: Experts, tokens: int) -> Any:
     from pallas_kernels.expert_mlps.tpu import tiling
 
-    return tiling(tokens, sizes.embed, sizes.mlp, 3, sizes.of) is not None
+    return tiling(tokens, sizes.embed, sizes.held, 3, sizes.of, sizes.own * sizes.biased)
+
+
+def _columns_read(sizes: Experts, tokens: int) -> int:
+    """Return how many columns of gate a launch of jpaged reads of an expert."""
+    tiles = _tiles(sizes, tokens)
+    return sizes.held if tiles is None else tiles.pieces * tiles.width
 
 
 def copied_bytes(hlo: str, sizes: Experts) -> int:
     """Return the bytes of what a program's operations write that is as large as a layer's matrices, or a third."""
-    sizes_of_tables = {sizes.own * sizes.embed * columns for columns in (sizes.mlp, 2 * sizes.mlp)}
+    sizes_of_tables = {sizes.own * 2 * sizes.embed * sizes.held, sizes.own * sizes.held * sizes.held_embed}
     entry = hlo[hlo.index("ENTRY ") :]
     total = 0
     for line in entry.splitlines():
@@ -155,15 +189,19 @@ def _house(sizes: Experts, tokens: int) -> tuple[Callable[..., Any], str, int]:
     """Return a way's function, the name of its kernels, and how often these read an expert's matrices."""
     import jax
 
-    from pallas_kernels.expert_mlps import dense_choice, expert_mlps
-    from pallas_kernels.expert_mlps.tpu import tiling
+    from models.gpt_oss import clamped
+    from pallas_kernels.expert_mlps import Biases, dense_choice, expert_mlps
     from pallas_kernels.stacked_row import StackedTable
 
-    def run(x, share, chosen, gate_up, down, number):
-        tables = StackedTable(gate_up, number), StackedTable(down, number)
-        return expert_mlps(x, dense_choice(share, chosen, sizes.of), *tables, jax.nn.silu, impl="tpu")
+    def activate(gate, up):
+        return clamped(gate, up, alpha=1.702, limit=7.0) if sizes.biased else jax.nn.silu(gate) * up
 
-    tiles = tiling(tokens, sizes.embed, sizes.mlp, 3, sizes.of)
+    def run(x, share, chosen, gate_up, down, number, *added):
+        tables = StackedTable(gate_up, number), StackedTable(down, number)
+        biases = Biases(*(StackedTable(bias, number) for bias in added)) if added else None
+        return expert_mlps(x, dense_choice(share, chosen, sizes.of), *tables, activate, biases=biases, impl="tpu")
+
+    tiles = _tiles(sizes, tokens)
     if tiles is None:
         raise ValueError(f"{tokens} tokens with {sizes} are not taken by expert_mlps")
     return run, "expert_mlps", tokens // tiles.chunk

@@ -90,6 +90,8 @@ def test_no_kernel_of_rows_takes_more_cycles_than_a_layer_is_counted_with(target
         pytest.param("v5e", "qwen3-30b-a3b x8", 24, marks=pytest.mark.nightly),
         pytest.param("v5e", "qwen3-30b-a3b x8", 640, marks=pytest.mark.nightly),
         pytest.param("v6e", "qwen3-next-80b-a3b x8", 512, marks=pytest.mark.nightly),
+        pytest.param("v6e", "gpt-oss-20b x8", 64, marks=pytest.mark.nightly),
+        pytest.param("tpu7x", "gpt-oss-20b x8", 64, marks=pytest.mark.nightly),
         pytest.param("tpu7x", "mixtral-8x7b x8", 1024, marks=pytest.mark.nightly),
         pytest.param("tpu7x", "glm-4.5 x8", 512, marks=pytest.mark.nightly),
         pytest.param("tpu7x", "deepseek-v3 x8", 352, marks=pytest.mark.nightly),

@@ -15,7 +15,7 @@ from dense_model import dense_attend, empty_cache, family
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from transformers import DeepseekV3Config, NemotronHConfig, PretrainedConfig, Qwen3MoeConfig
+from transformers import DeepseekV3Config, GptOssConfig, NemotronHConfig, PretrainedConfig, Qwen3MoeConfig
 
 from jpaged.model_api import TENSOR_AXIS, BuildContext
 
@@ -51,6 +51,14 @@ CONFIGS: dict[str, PretrainedConfig] = {
         moe_intermediate_size=512,
         norm_topk_prob=True,
     ),
+    "gpt_oss": GptOssConfig(
+        **SIZES | {"hidden_size": 176, "intermediate_size": 400},
+        head_dim=32,
+        num_hidden_layers=3,
+        layer_types=["full_attention"] * 3,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+    ),
     "deepseek_v3": DeepseekV3Config(**SIZES | DEEPSEEK, num_hidden_layers=3),
     "nemotron_h": NemotronHConfig(
         **SIZES,
@@ -66,8 +74,8 @@ CONFIGS: dict[str, PretrainedConfig] = {
         mamba_head_dim=32,
     ),
 }
-"""Experts in a loop over layers; among groups, next to one that all tokens share; and without gates, in a narrow
-space."""
+"""Experts in a loop over layers; of columns that fill no registers, with biases; among groups, next to one that all
+tokens share; and without gates, in a narrow space."""
 KERNELS = re.compile(r"name=(expert_mlps|route)\b")
 
 
@@ -89,6 +97,8 @@ CASES = {
     "columns": Case("qwen3_moe", whole=False),
     "tiles of rows": Case("qwen3_moe", tokens=144),
     "float32": Case("qwen3_moe", dtype=jnp.float32),
+    "odd columns, biases": Case("gpt_oss"),
+    "parts of odd columns, biases": Case("gpt_oss", whole=False),
     "groups": Case("deepseek_v3"),
     "columns, groups": Case("deepseek_v3", whole=False),
     "no gates": Case("nemotron_h"),
@@ -116,6 +126,7 @@ def computed(case: Case, impl: str, dtype: type) -> tuple[np.ndarray, Counter]:
         expert_parallel=case.whole,
         stacked=True,
         product_impl=impl,
+        column_unit=128,
         rngs=nnx.Rngs(0),
     )
     graph, params = nnx.split(family(case.model)(config, build))

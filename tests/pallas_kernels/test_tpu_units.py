@@ -5,13 +5,14 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import examples
 
 from pallas_kernels.paged_attention import Tuning
 from pallas_kernels.paged_attention.reference import Reach
-from pallas_kernels.paged_attention.tpu_plan import tile_of_batch, tuning_of
+from pallas_kernels.paged_attention.tpu_plan import chip_of, tile_of_batch, tuning_of
 from pallas_kernels.paged_attention.tpu_units import Units, cut_into_units, max_units, visit_all_tiles
 
 BLOCK, PAGES, SEQS = 16, 8, 8
@@ -107,7 +108,14 @@ def test_tiles_are_powers_of_two_within_their_tuning(tokens, q_per_kv, dtype, si
     assert tile.tokens < 2 * tokens
 
 
-def test_a_chip_that_reads_faster_has_more_in_flight_and_an_unknown_one_is_taken_for_a_v5e():
+def test_an_unknown_chip_runs_with_the_smallest_sizes_which_is_logged_and_no_figure_is_given_for_it(caplog):
+    assert tuning_of("TPU v9", 8, 128) == tuning_of("TPU v5 lite", 8, 128)
+    assert "device_kind='TPU v9' names none of the TPUs" in caplog.text
+    with pytest.raises(ValueError, match=r"device_kind='TPU v9'.* v5e, v5p, v6e, tpu7x"):
+        chip_of("TPU v9")
+
+
+def test_a_chip_that_reads_faster_has_more_in_flight():
     v5e, v6e, tpu7x = (tuning_of(kind, 8, 128) for kind in ("TPU v5 lite", "TPU v6 lite", "TPU7x"))
     assert v5e.flight_bytes < v6e.flight_bytes < tpu7x.flight_bytes == 16 * 2**20
     assert tuning_of("cpu", 8, 128) == v5e

@@ -15,6 +15,7 @@ import math
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -130,6 +131,7 @@ def _write(path: Path, loaded: LoadedModel) -> None:
             "dtype": str(loaded.dtype),
             "tensor_parallel": loaded.tensor_parallel_size,
             "expert_parallel": loaded.expert_parallel,
+            "column_unit": loaded.column_unit,
             "tensor_shapes": loaded.tensor_shapes,
             "pooling": saved_fields(loaded.pooling),
         }
@@ -187,6 +189,7 @@ class OrbaxWeights:
         self.location = str(folder)
         self.tensor_parallel: int = about["tensor_parallel"]
         self.expert_parallel: bool = about.get("expert_parallel", False)
+        self.column_unit: int = about.get("column_unit", 1)
         self.stored_dtype = np.dtype(jnp.dtype(about["dtype"]))
         self._shapes = {name: tuple(shape) for name, shape in about["tensor_shapes"].items()}
         self._model_cls, self._config = model_cls, config
@@ -199,6 +202,16 @@ class OrbaxWeights:
         difference."""
         alike = tensor_parallel == 1 or expert_parallel == self.expert_parallel
         return alike and tensor_parallel == self.tensor_parallel
+
+    def has_layout_of(self, model_cls: type[Any], config: Any, build: BuildContext) -> bool:
+        """Tell whether the parameters have the shapes that a model has which is built so."""
+        if not self.fits(build.tensor_parallel, build.expert_parallel):
+            return False
+        if self.column_unit == build.column_unit:
+            return True
+        both = build, replace(build, column_unit=self.column_unit)
+        ours, saved = ([target.shape for target in targets_of(abstract_model(model_cls, config, one))] for one in both)
+        return ours == saved
 
     def check_held(self, tensor_parallel: int, expert_parallel: bool, quantization: str | None) -> None:
         """Raise ValueError if a quantised checkpoint is to be loaded with other settings than it was saved with."""
@@ -295,6 +308,7 @@ class OrbaxWeights:
                 dtype=self.stored_dtype,
                 tensor_parallel=self.tensor_parallel,
                 expert_parallel=self.expert_parallel,
+                column_unit=self.column_unit,
             )
             saved = abstract_model(self._model_cls, self._config, build)
             self._makers = {source: target for target in targets_of(saved) for source in target.source.sources}

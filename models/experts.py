@@ -30,8 +30,8 @@ class ExpertMLPs(nnx.Module):
 
     gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each expert as in `GatedMLP`. Those
     of a device, and down's, are padded to multiples of `BuildContext.column_unit`. Without gates, gate_up holds up
-    alone, [experts, embed, mlp]. Tokens are sorted by expert, so that work follows the
-    tokens, not the experts; a TPU need not sort them, see `launches`.
+    alone, [experts, embed, mlp]. Tokens are sorted by expert, so that work follows the tokens, not the experts; a TPU
+    need not sort them, see `launches`.
 
     Args:
         gated: whether the MLPs are gated.
@@ -89,7 +89,7 @@ class ExpertMLPs(nnx.Module):
             StackedTable(jax.ShapeDtypeStruct(one.stack.shape, x.dtype), one.number) if is_held(one.stack) else one
             for one in (gate_up, down)
         ]
-        return takes(x, *shapes, self.impl, experts=experts, column_shards=shards, biased=biased)
+        return takes(x, shapes[0], shapes[1], self.impl, experts=experts, column_shards=shards, biased=biased)
 
     def of_dense(self, x: Float[Array, "tokens embed"], choice: DenseChoice) -> Float[Array, "tokens embed"]:
         """Return the sum by one launch of each device, which has its own experts, or its own columns of all.
@@ -100,9 +100,10 @@ class ExpertMLPs(nnx.Module):
         both = self.gate_up, self.down
 
         def on_device(x: Array, share: Array, tables: list[StackedTable], biases: list[StackedTable]) -> Array:
-            added = Biases(*biases, self.layout.adds_bias) if biases else None
+            added = Biases(biases[0], biases[1], self.layout.adds_bias) if biases else None
             own = DenseChoice(share, self.layout.first_here)
-            out = expert_mlps(x, own, *tables, self._inner, gated=self.gated, biases=added, impl=self.impl)
+            gate_up, down = tables
+            out = expert_mlps(x, own, gate_up, down, self._inner, gated=self.gated, biases=added, impl=self.impl)
             return self.layout.total(out)
 
         spec: Any = StackedTable
@@ -113,7 +114,8 @@ class ExpertMLPs(nnx.Module):
         tables: list[Any] = [one.stacked_table for one in both]
         if any(is_held(table.stack) for table in tables):
             # A launch has one number for all stacks. XLA splits what it dequantises over the devices.
-            tables, biases = ([_alone(table, x.dtype) for table in tables_of] for tables_of in (tables, biases))
+            tables = [_alone(one, x.dtype) for one in tables]
+            biases = [_alone(one, x.dtype) for one in biases]
         return launch(x, choice.share, tables, biases)
 
     def _inner(self, gate: Array, up: Array | None = None) -> Array:

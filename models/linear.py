@@ -130,9 +130,8 @@ class ExpertLinear(nnx.Module):
     @property
     def table(self) -> ExpertTable:
         """Return the arrays that multiply; `jax.shard_map` may split them by experts."""
-        parts = [None if one is None else one[...] for one in (self.weight, self.bias)]
-        weight, bias = (part.read() if isinstance(part, StackedTable) else part for part in parts)
-        return ExpertTable(weight, bias, self.impl)
+        bias = None if self.bias is None else _of_layer(self.bias[...])
+        return ExpertTable(_of_layer(self.weight[...]), bias, self.impl)
 
     @property
     def stacked_table(self) -> StackedTable | None:
@@ -169,9 +168,15 @@ class ExpertLinear(nnx.Module):
             yield WeightSource((*path, "bias"), biases, convert_bias, self.bias_partition, layer)
 
 
+def _of_layer(table: Any) -> Any:
+    return table.read() if isinstance(table, StackedTable) else table
+
+
 def _stacked(table: Any) -> StackedTable | None:
-    if isinstance(table, StackedTable | PerLayerWeights):
-        return table if isinstance(table, StackedTable) else None
+    if isinstance(table, StackedTable):
+        return table
+    if isinstance(table, PerLayerWeights):
+        return None
     return StackedTable(jax.tree.map(lambda part: part[None], table), jnp.int32(0))
 
 

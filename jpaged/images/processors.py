@@ -314,8 +314,8 @@ def token_named(tokenizer: Any, name: str, usual: str) -> tuple[int, str]:
     """
     if tokenizer is None:
         raise ValueError(f"a picture has tokens around it, as {usual!r}, and there is no tokenizer that knows them")
-    folder = getattr(tokenizer, "name_or_path", None)  # a tokenizer of a GGUF file has that file's
-    is_folder = bool(folder) and Path(folder).is_dir()
+    folder: str = getattr(tokenizer, "name_or_path", None) or ""  # a tokenizer of a GGUF file has that file's
+    is_folder = folder != "" and Path(folder).is_dir()
     fields = next(settings_of(folder, ("tokenizer_config.json", None)), {}) if is_folder else {}
     extra = fields.get("extra_special_tokens")
     found = (extra.get(name) if isinstance(extra, dict) else None) or fields.get(name) or usual

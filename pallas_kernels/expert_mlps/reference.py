@@ -62,7 +62,7 @@ def expert_mlps_reference(
     biases: Biases | None = None,
 ) -> Float[Array, "tokens embed"]:
     """See `pallas_kernels.expert_mlps.expert_mlps`; the tables are those of one layer."""
-    both, of_down = _product("ti,eio->eto", x, gate_up), 0.0
+    both, of_down = _product("ti,eio->eto", x, gate_up), jnp.float32(0)
     if biases is not None:
         both = both + biases.gate_up.read()[:, None].astype(jnp.float32)
         of_down = jnp.where(biases.adds_down, biases.down.read()[:, None].astype(jnp.float32), 0)

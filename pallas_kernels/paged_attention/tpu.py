@@ -236,8 +236,8 @@ def _launch(
         in_specs.append(pl.BlockSpec((heads, rows, LANES), lambda h, *_: (h, 0, 0)))
         inputs.append(jnp.broadcast_to(of_rows[..., None], (kv_heads, rows, LANES)))
     if last_keys is not None:
-        seen = (tile.chunks, *last_keys.shape[1:])
-        in_specs.append(pl.BlockSpec(seen, lambda h, u, *more: (tile_of_unit(h, u, *more)[0], 0, 0)))
+        of_tile = (tile.chunks, *last_keys.shape[1:])
+        in_specs.append(pl.BlockSpec(of_tile, lambda h, u, *more: (tile_of_unit(h, u, *more)[0], 0, 0)))
         inputs.append(last_keys)
     if plan.side_by_side:
         columns, tile_rows = group * value_lanes, plan.tile.tokens

@@ -7,6 +7,7 @@ multiplied from is made finite in VMEM, where it lies: once a step, not once a p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -80,7 +81,7 @@ class CleanValues:
         size = tokens_of(self.buffers)
         for edge in (first, stop):
             within = (edge > 0) & (edge < size * self.buffers.shape[1]) & (lax.rem(edge, size) != 0)
-            pl.when(within)(lambda edge=edge: self._keep(at, lax.div(edge, size), first, stop))
+            pl.when(within)(partial(self._keep, at, lax.div(edge, size), first, stop))
 
     def _keep(self, at, page, first, stop) -> None:
         size, bits = tokens_of(self.buffers), 8 * self.buffers.dtype.itemsize

@@ -92,7 +92,7 @@ def replaced(has: Mapping[str, Any], settings: Mapping[str, Any], *, of_request:
         _check_type(name, value, has[name])
         settings[name] = value = _whole(name, value, has[name])
         if of_request:
-            _check_bound(name, value, has[name])
+            check_bound(name, value, has[name])
     return {**has, **settings}
 
 
@@ -155,7 +155,7 @@ def _whole(name: str, value: Any, now: Any) -> Any:
     return int(value)
 
 
-def _check_bound(name: str, value: Any, now: Any) -> None:
+def check_bound(name: str, value: Any, now: Any) -> None:
     """Check that a request raises no bound.
 
     Raises:
@@ -165,7 +165,7 @@ def _check_bound(name: str, value: Any, now: Any) -> None:
         sides = now if isinstance(now, Mapping) else {}
         for key, each in value.items():
             longest = sides.get("longest_edge") if key == "shortest_edge" else None
-            _check_bound(key, each, longest or sides.get(key))
+            check_bound(key, each, longest or sides.get(key))
         return
     if not name.startswith(_BOUNDS):
         return

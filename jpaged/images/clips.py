@@ -109,7 +109,6 @@ def read_clips(videos: Sequence[Any], sources: ImageSources, chooser: ChoosesFra
     """
     if len(videos) > sources.max_videos:
         raise ValueError(f"{len(videos)} videos were given, the limit is max_videos={sources.max_videos}")
-    sampling = replace(sampling, max_frames=min(sampling.max_frames or 768, sources.max_frames))
     clips: list[Clip] = []
     pixels = 0
     for number, video in enumerate(videos, start=1):
@@ -141,6 +140,11 @@ def _of_frames(video: Any, place: str, sources: ImageSources, chooser: ChoosesFr
     if sampling.do_sample_frames and known.get("do_sample_frames") is not False and "frames_indices" not in known:
         sampling = replace(sampling, seconds=known.get("duration"))  # 0 = it is not known
         chosen = _chosen(total, fps, place, chooser, sampling, sources)
+    elif sampling.most_given is not None and total > sampling.most_given:
+        raise ValueError(
+            f"{place}: {total} frames would be taken, the limit is max_frames={sampling.most_given} of "
+            "mm_processor_kwargs; 'num_frames' there takes fewer of frames that are not sampled yet"
+        )
     else:
         chosen = np.arange(total)
     _check_number(len(chosen), place, sources)
@@ -318,7 +322,8 @@ def _chosen(
     total: int, fps: float | None, name: str, chooser: ChoosesFrames, sampling: Sampling, sources: ImageSources
 ) -> Indices:
     if sampling.num_frames is not None:  # more are refused, and no sampler has to make their numbers first
-        sampling = replace(sampling, num_frames=min(sampling.num_frames, max(total, sources.max_frames + 1)))
+        bounds = [max(total, sources.max_frames + 1), *([] if sampling.max_frames is None else [sampling.max_frames])]
+        sampling = replace(sampling, num_frames=min(sampling.num_frames, *bounds))
     try:
         return chooser.sampler(total, fps, sampling)
     except (ValueError, OverflowError) as error:

@@ -22,6 +22,8 @@ UNKNOWN_FPS = 24.0
 MOST_OBLONG = 200
 """A picture's longer side is at most so many times its shorter one, as in transformers."""
 LARGEST_SIDE = 4096
+_MOST_OF_QWEN = 768
+"""Frames that a rate makes at most where the settings do not say it, as transformers' processors of Qwen have it."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,9 @@ class Sampling:
     Attributes:
         do_sample_frames: whether a video of given frames is sampled too; one of a file always is.
         num_frames, fps: how many frames are taken, or how many of each second; one of them.
-        min_frames, max_frames: bounds where `fps` says how many.
+        min_frames, max_frames: bounds where `fps` says how many; the second one of `num_frames` too.
         seconds: length of the video where more is known of it than its frames; no setting.
+        most_given: most frames in memory that are all taken, as an engine or a request bounds them; no setting.
     """
 
     do_sample_frames: bool = False
@@ -41,6 +44,7 @@ class Sampling:
     min_frames: int | None = None
     max_frames: int | None = None
     seconds: float | None = None
+    most_given: int | None = None
 
     def given(self, settings: Mapping[str, Any], name: str) -> Sampling:
         """Return these settings with others in their place: a number of frames replaces a rate, and a rate a number.
@@ -85,9 +89,17 @@ def evenly(total: int, fps: float | None, sampling: Sampling) -> Indices:
 def _number(total: int, fps: float | None, sampling: Sampling) -> int | None:
     """Return how many frames are taken; None = all."""
     if sampling.num_frames is not None or sampling.fps is None:
-        return sampling.num_frames
-    least, most = sampling.min_frames or 1, sampling.max_frames or total
-    return min(max(int(total / _known(fps, sampling) * sampling.fps), least), most)
+        return sampling.num_frames or sampling.max_frames
+    return int(_bounded(int(total / _known(fps, sampling) * sampling.fps), total, sampling))
+
+
+def _bounded(number: float, total: int, sampling: Sampling, *, least: int = 1, most: int | None = None) -> float:
+    """Return how many frames of `total` are taken, of the number that a rate makes.
+
+    Args:
+        least, most: bounds where the settings have none; None = all frames.
+    """
+    return min(max(number, sampling.min_frames or least), sampling.max_frames or most or total, total)
 
 
 def evenly_in_patches(total: int, fps: float | None, sampling: Sampling, *, patch: int = 2) -> Indices:
@@ -95,11 +107,13 @@ def evenly_in_patches(total: int, fps: float | None, sampling: Sampling, *, patc
     number: float | None = sampling.num_frames
     if number is not None:
         number = round(number / patch) * patch
+        if sampling.max_frames is not None:
+            number = min(number, sampling.max_frames // patch * patch)
     elif sampling.fps is not None:
-        most = math.floor(min(sampling.max_frames or 768, total) / patch) * patch
         number = total / _known(fps, sampling) * sampling.fps
-        number = min(max(number, sampling.min_frames or 4), most, total)
-        number = math.floor(number / patch) * patch
+        number = _bounded(number, total, sampling, least=4, most=_MOST_OF_QWEN) // patch * patch
+    elif sampling.max_frames is not None and sampling.max_frames < total:
+        number = sampling.max_frames // patch * patch
     if number is None or total < patch:
         return np.arange(total)
     most = total // patch * patch
@@ -112,11 +126,9 @@ def evenly_in_patches(total: int, fps: float | None, sampling: Sampling, *, patc
 def ends_included(total: int, fps: float | None, sampling: Sampling) -> Indices:
     """Return frames at equal distances, the last one included (Qwen3-VL and Qwen3.5)."""
     number = sampling.num_frames
-    least, most = sampling.min_frames or 4, sampling.max_frames or 768
-    if number is None and sampling.fps is not None:
-        number = min(max(int(total / (fps or UNKNOWN_FPS) * sampling.fps), least), most, total)
     if number is None:
-        number = min(max(total, least), most)
+        made = total if sampling.fps is None else int(total / (fps or UNKNOWN_FPS) * sampling.fps)
+        number = int(_bounded(made, total, sampling, least=4, most=_MOST_OF_QWEN))
     return np.linspace(0, total - 1, number).round().astype(int)
 
 
@@ -180,9 +192,9 @@ def _in_pairs(frames: Sequence[int]) -> Indices:
 def without_ends(total: int, fps: float | None, sampling: Sampling, *, skip: float = 1.0) -> Indices:
     """Return frames of the middle, each once; a second at each end of a long video is left out (SmolVLM)."""
     rate = _known(fps, sampling)
-    wanted, most = sampling.fps or 1.0, sampling.num_frames or 64
+    wanted, most = sampling.fps or 1.0, sampling.max_frames or 64
     seconds = total / rate
-    number = min(max(round(wanted * seconds), sampling.min_frames or 1), most)
+    number = int(_bounded(round(wanted * seconds), total, sampling, most=most))
     first, last = 0, total - 1
     if seconds - 2 * skip > most * wanted:
         first, last = int(skip * rate), min(int(total - skip * rate), total - 1)

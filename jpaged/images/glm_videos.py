@@ -38,6 +38,7 @@ class GlmVideoProcessor(QwenVideoProcessor):
 
     unread: ClassVar[tuple[str, ...]] = ("num_frames",)
     own: ClassVar[tuple[str, ...]] = ("max_duration",)
+    bounded_below: ClassVar[bool] = False
     usual: ClassVar[Mapping[str, Any]] = {"fps": 2}
     """Settings where neither a rate nor a number of frames is given."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -206,8 +205,11 @@ class SmolVLMVideoProcessor(VideoProcessor):
         "do_normalize": True,
         "do_rescale": True,
         "do_resize": True,
+        "do_sample_frames": False,
+        "fps": 1,
         "image_mean": (0.5, 0.5, 0.5),
         "image_std": (0.5, 0.5, 0.5),
+        "max_frames": 64,
         "max_image_size": {"longest_edge": 364},
         "resample": 1,
         "rescale_factor": 1 / 255,
@@ -217,11 +219,7 @@ class SmolVLMVideoProcessor(VideoProcessor):
     def __init__(
         self, settings: Mapping[str, Any], config: Any, placeholder: Placeholder, tokenizer: Any = None
     ) -> None:
-        bounds = {name: settings.get(name) or usual for name, usual in (("fps", 1), ("max_frames", 64))}
-        Sampling().given(bounds, "the video processor")  # checks them
-        self._rate, self._most = bounds["fps"], bounds["max_frames"]
-        left = {name: value for name, value in settings.items() if name not in bounds}
-        super().__init__(left, config, placeholder, tokenizer)
+        super().__init__(settings, config, placeholder, tokenizer)
         longest = dict(self.settings["size"]).get("longest_edge")
         if not longest or not self.settings["do_resize"]:
             raise ValueError(f"the video processor's size={self.settings['size']} lacks 'longest_edge'")
@@ -233,27 +231,28 @@ class SmolVLMVideoProcessor(VideoProcessor):
 
     def sampler(self, total: int, fps: float | None, sampling: Sampling) -> Indices:
         """See `without_ends`; a request's number of frames is taken evenly."""
-        if sampling.num_frames is not None:
-            return evenly(total, fps, sampling)
-        most = min(self._most, sampling.max_frames or self._most)
-        return without_ends(total, fps, replace(sampling, fps=sampling.fps or self._rate, num_frames=most))
+        return (without_ends if sampling.num_frames is None else evenly)(total, fps, sampling)
 
     @classmethod
     def plain(cls, settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         """Return settings in which ``video_sampling``, and ``num_frames`` as most frames, are settings like others."""
-        found, nested = dict(settings), settings.get("video_sampling") or {}
+        found, nested = dict(settings), settings.get("video_sampling")
+        nested = {} if nested is None else nested
         if not isinstance(nested, Mapping):
             raise ValueError(f"{name} has video_sampling={nested!r}, which must be a mapping")
         if name == NAME and (unknown := sorted(nested.keys() - {"fps", "max_frames", "video_size"})):
             raise ValueError(f"{name}'s video_sampling has {unknown[0]!r}: it has fps, max_frames and video_size")
         found.pop("video_sampling", None)
-        given = {cls._NESTED.get(key, key): value for key, value in nested.items() if value is not None}
-        if found.get("num_frames") is not None:
-            given = {"max_frames": found.pop("num_frames"), **given}
-        for key, value in given.items():
-            if name == NAME and found.get(key, value) != value:
+        of_file = found.get("size")
+        ways = [("max_frames", found.pop("num_frames", None))]
+        ways += [(cls._NESTED.get(key, key), value) for key, value in nested.items()]
+        for key, value in ways:
+            if value is None:
+                continue
+            if name == NAME and found.get(key) not in (None, value):
                 raise ValueError(f"{name} has {key}={found[key]!r} and, in another way, {value!r}: give one of them")
-        return {**found, **given}
+            found[key] = value
+        return found if of_file is None else {**found, "size": of_file}  # it wins over a file's video_size
 
     def of_files(self, sampling: Sampling) -> Sampling:
         return sampling

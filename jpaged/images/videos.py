@@ -27,7 +27,7 @@ from jpaged.images.processors import PreparedImage, settings_of
 from jpaged.images.prompts import Expansion, Placeholder, expansion
 from jpaged.images.qwen import OF_CLIP
 from jpaged.images.tiles import TilePatches, taken
-from jpaged.processor_settings import BOUNDS_OF_PIXELS, NAME, counts_pixels, replaced
+from jpaged.processor_settings import BOUNDS_OF_PIXELS, NAME, check_bound, counts_pixels, replaced
 
 _FILES = (
     ("processor_config.json", "video_processor"),
@@ -81,6 +81,9 @@ class VideoProcessor(ABC):
     own: ClassVar[tuple[str, ...]] = ()
     """Settings that no processor of images has; an engine may give them and those of `defaults`."""
 
+    bounded_below: ClassVar[bool] = True
+    """Whether ``min_frames`` bounds what a rate makes."""
+
     sampler: Sampler = staticmethod(evenly)
 
     def __init__(
@@ -115,6 +118,35 @@ class VideoProcessor(ABC):
         """
         return settings
 
+    def sampling_of_request(self, settings: Mapping[str, Any]) -> Sampling:
+        """Return which frames are taken for a request that has these settings of frames.
+
+        Raises:
+            ValueError: one is of another type or out of range, raises the engine's ``max_frames``, or changes nothing.
+        """
+        made = self.sampling.given(settings, NAME)
+        for name in ("max_frames", "num_frames"):
+            if settings.get(name) is not None and self.sampling.max_frames is not None:
+                check_bound(name, settings[name], self.sampling.max_frames)
+        self._check_least(settings, made)
+        return replace(made, most_given=settings.get("max_frames") or made.most_given)
+
+    def bounded_by_engine(self, settings: Mapping[str, Any]) -> None:
+        """Note the bounds of an engine's settings, which hold for frames in memory too.
+
+        Raises:
+            ValueError: one changes nothing.
+        """
+        self._check_least(settings, self.sampling)
+        self.sampling = replace(self.sampling, most_given=settings.get("max_frames"))
+
+    def _check_least(self, settings: Mapping[str, Any], made: Sampling) -> None:
+        if settings.get("min_frames") is not None and not (self.bounded_below and made.fps is not None):
+            raise ValueError(
+                f"{NAME} has min_frames={settings['min_frames']}, which bounds what fps makes, and here another way "
+                "says which frames are taken"
+            )
+
     @classmethod
     def placeholder_in(cls, config: Any, tokenizer: Any) -> Placeholder:
         """Return what stands for a video in prompts."""
@@ -125,7 +157,7 @@ class VideoProcessor(ABC):
     def of_files(self, sampling: Sampling) -> Sampling:
         """Return how a video of a file is sampled, whose frames were not chosen by its caller."""
         if sampling.num_frames is None and sampling.fps is None:
-            return replace(sampling, num_frames=_FRAMES_OF_FILES)
+            return replace(sampling, num_frames=min(_FRAMES_OF_FILES, sampling.max_frames or _FRAMES_OF_FILES))
         return sampling
 
     @property
@@ -244,12 +276,15 @@ def open_video_processor(
         raise ValueError(f"model_type={config.model_type!r} takes no videos; known: {', '.join(_PROCESSORS)}")
     kind = _kind_of(config)
     given = kind.plain(settings or {}, NAME)
+    Sampling().given(given, NAME)  # checks it, while its name is known
     number, rate = (given.get(name) is not None for name in ("num_frames", "fps"))
     left = {*kind.unread, *(["fps"] if number else ()), *(["num_frames"] if rate else ())}
     plain = kind.plain(_settings_in(Path(folder)), "the video processor's file")
     of_file = {name: value for name, value in plain.items() if name not in left}
     found = _with_settings(kind, of_file, given)
-    return kind(found, config, kind.placeholder_in(config, tokenizer), tokenizer)
+    made = kind(found, config, kind.placeholder_in(config, tokenizer), tokenizer)
+    made.bounded_by_engine(given)
+    return made
 
 
 def settings_of_videos(config: Any) -> tuple[str, ...]:

@@ -334,7 +334,7 @@ class ImageInputs:
         of_images, of_frames = split_settings(media.settings)
         if of_images and not media.images:
             raise ValueError(f"mm_processor_kwargs has {next(iter(of_images))!r}, which changes no video")
-        sampling = processor.sampling.given(of_frames, "mm_processor_kwargs")
+        sampling = processor.sampling_of_request(of_frames)
         try:
             clips = read_clips(media.videos, self._sources, processor, sampling)
         except ImportError as error:

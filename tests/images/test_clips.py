@@ -20,7 +20,7 @@ from PIL import Image
 
 from jpaged.image_sources import ImageSources
 from jpaged.images.clips import is_frames, read_clips
-from jpaged.images.frames import Sampling, evenly
+from jpaged.images.frames import Sampling, evenly, evenly_in_patches
 
 SOURCES = ImageSources(max_frames=40, max_seconds=20, max_total_pixels=40 * 64 * 48, max_pixels=64 * 48)
 ALL = Sampling()
@@ -189,6 +189,15 @@ def test_broken_hostile_and_long_files_are_refused_before_they_are_decoded(tmp_p
         frame.sample_rate = 8000
         container.mux(stream.encode(frame))
     assert "has no video stream" in refusal(url(sound.getvalue()))
+
+
+def test_a_rate_that_makes_more_frames_than_are_taken_is_refused_with_a_way_out():
+    many = np.zeros((100, 4, 4, 3), np.uint8), {"fps": 10.0}
+    said = refusal(many, fps=5)
+    assert "50 frames would be taken, the limit is max_frames=40" in said and "'num_frames': ...} takes fewer" in said
+    assert len(read(many, fps=5, max_frames=30).frames) == 30
+    assert evenly_in_patches(100, 10.0, Sampling(num_frames=7, max_frames=7)).size == 6, "7 are rounded to 8 of pairs"
+    assert evenly_in_patches(100, None, Sampling(max_frames=7)).size == 6
 
 
 def test_all_videos_of_a_prompt_share_one_bound_and_their_number_is_one():

@@ -105,7 +105,7 @@ def test_frames_of_qwen3_are_those_of_transformers(total, rate, number, fps):
 def test_frames_of_smolvlm_are_those_of_transformers(total, rate, number, fps):
     about = transformers.video_utils.VideoMetadata(total_num_frames=total, fps=rate, duration=total / rate)
     want = SMOL.sample_frames(SimpleNamespace(num_frames=number, fps=fps), about)
-    assert without_ends(total, rate, Sampling(num_frames=number, fps=fps)).tolist() == want.tolist()
+    assert without_ends(total, rate, Sampling(max_frames=number, fps=fps)).tolist() == want.tolist()
 
 
 @given(st.integers(1, 3000), st.floats(0.5, 120), st.floats(0.1, 30), st.booleans(), st.sampled_from([20, 300]))

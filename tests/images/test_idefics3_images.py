@@ -18,7 +18,7 @@ from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddi
 
 from jpaged.images import ImageSources, open_image_processor, open_video_processor, read_clips, read_images
 from jpaged.images.frames import Sampling
-from jpaged.images.idefics3 import Idefics3ImageProcessor, fractions, in_words
+from jpaged.images.idefics3 import Idefics3ImageProcessor, SmolVLMVideoProcessor, fractions, in_words
 from jpaged.images.processors import placeholder_of
 
 NAMED = "jpaged.images.idefics3:Idefics3ImageProcessor"
@@ -122,7 +122,8 @@ def test_tiles_that_do_not_fit_the_tower_are_refused(tmp_path):
 
 
 def test_a_video_says_how_many_frames_it_has_and_when(tmp_path):
-    both(tmp_path, smolvlm, video_sampling={"fps": 1, "max_frames": 3, "video_size": {"longest_edge": 40}})
+    sizes = {"size": {"longest_edge": 40}, "video_sampling": {"fps": 1, "max_frames": 3, "video_size": None}}
+    both(tmp_path, smolvlm, **sizes)
     config = smolvlm()[1]
     ours = open_video_processor(tmp_path, config, TOKENIZER)
     video = np.random.default_rng(0).integers(0, 256, (7, 20, 30, 3), dtype=np.uint8)
@@ -167,18 +168,19 @@ def test_a_requests_number_of_frames_of_smolvlm_is_taken_whatever_the_rate(tmp_p
     processor.save_pretrained(tmp_path)
     ours = open_video_processor(tmp_path, config, TOKENIZER, {"fps": 1})
     assert len(ours.sampler(40, 10.0, Sampling(num_frames=8))) == 8
-    assert len(ours.sampler(40, 10.0, Sampling())) == 4
+    assert len(ours.sampler(40, 10.0, ours.sampling)) == 4
 
 
 @pytest.mark.parametrize(
     ("given", "longest", "frames"),
     [
-        ({}, 40, 3),
+        ({}, 28, 3),
         ({"size": {"longest_edge": 30}}, 30, 3),
         ({"video_sampling": {"video_size": {"longest_edge": 30}, "fps": 0.5}}, 30, 2),
-        ({"fps": 0.5}, 40, 2),
-        ({"max_frames": 1}, 40, 1),
-        ({"num_frames": 8}, 40, 4),
+        ({"fps": 0.5}, 28, 2),
+        ({"max_frames": 1}, 28, 1),
+        ({"num_frames": 8}, 28, 4),
+        ({"num_frames": 2, "video_sampling": {"max_frames": 2}}, 28, 2),
     ],
 )
 def test_an_engines_settings_of_smolvlms_videos_replace_the_files(tmp_path, given, longest, frames):
@@ -190,12 +192,22 @@ def test_an_engines_settings_of_smolvlms_videos_replace_the_files(tmp_path, give
     assert len(ours.sampler(40, 10.0, ours.sampling)) == frames
 
 
+def test_a_files_size_wins_over_its_video_size_as_in_transformers():
+    file = {"size": {"longest_edge": 30}, "video_sampling": {"video_size": {"longest_edge": 40}, "max_frames": 3}}
+    plain = SmolVLMVideoProcessor.plain({**file, "num_frames": 9}, "the video processor's file")
+    assert plain == {"size": {"longest_edge": 30}, "max_frames": 3}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"size": {"longest_edge": 30}, "video_sampling": {"video_size": {"longest_edge": 31}}}, "give one of them"),
         ({"video_sampling": 3}, "video_sampling=3, which must be a mapping"),
-        ({"video_sampling": {"fps": "often"}}, "fps='often', which must be"),
+        ({"video_sampling": {"fps": "often"}}, "mm_processor_kwargs has fps='often', which must be"),
+        ({"num_frames": 8, "video_sampling": {"max_frames": 16}}, "max_frames=8 and, in another way, 16: give one"),
+        ({"fps": 0}, "mm_processor_kwargs has fps=0, which must be"),
+        ({"max_frames": False}, "mm_processor_kwargs has max_frames=False, which must be"),
+        *[({"video_sampling": none}, "video_sampling=.*, which must be a mapping") for none in (0, "", [])],
         ({"video_sampling": {"frames": 3}}, "video_sampling has 'frames': it has fps"),
     ],
 )

@@ -150,6 +150,38 @@ def test_videos_that_cannot_be_used_are_refused_by_their_place_and_the_limit(inp
         items_of(inputs, video, **more)
 
 
+def test_a_request_lowers_the_engines_most_frames_and_does_not_raise_them(folder):
+    """Whether a rate, a number, the model's own number or nothing says how many frames there are."""
+    inputs, known = inputs_of(folder, {"fps": 2, "max_frames": 4}), (FRAMES, {"fps": 4.0})
+
+    def taken(video, settings=None, inputs=inputs):
+        return sum(item.length // 4 for item in items_of(inputs, video, mm_processor_kwargs=settings))
+
+    assert [taken(known, settings) for settings in (None, {"max_frames": 2}, {"num_frames": 3})] == [4, 2, 3]
+    for name in ("max_frames", "num_frames"):
+        with pytest.raises(ValueError, match=f"has {name}=5: a request may lower this bound, which is 4, not raise"):
+            taken(known, {name: 5})
+    assert taken(known, {"num_frames": 9, "max_frames": 3}, inputs_of(folder)) == 3
+    ours = open_video_processor(folder, llava_config(), TOKENIZER, {"max_frames": 5})
+    assert ours.of_files(ours.sampling).num_frames == 5, "a file's frames are 32 where nothing says it"
+
+
+@pytest.mark.parametrize(
+    ("of_engine", "settings", "message"),
+    [
+        ({}, {"max_frames": 4}, "19 frames would be taken, the limit is max_frames=4 of mm_processor_kwargs"),
+        ({"max_frames": 4}, {}, "19 frames would be taken, the limit is max_frames=4 of mm_processor_kwargs"),
+        ({}, {"min_frames": 4}, "min_frames=4, which bounds what fps makes"),
+        ({}, {"num_frames": 2, "min_frames": 4}, "min_frames=4, which bounds what fps makes"),
+        ({"min_frames": 4}, {}, "min_frames=4, which bounds what fps makes"),
+        ({"fps": 0}, {}, "mm_processor_kwargs has fps=0"),
+    ],
+)
+def test_bounds_of_frames_hold_or_are_refused(folder, of_engine, settings, message):
+    with pytest.raises(ValueError, match=message):
+        items_of(inputs_of(folder, of_engine), FRAMES, mm_processor_kwargs=settings)
+
+
 def test_limits_by_modality_are_named_with_the_value_given(folder):
     inputs = inputs_of(folder, limits={"image": 1, "video": 0})
     with pytest.raises(ValueError, match=r"1 videos were given, the limit is limit_mm_per_prompt=\{'video': 0\}"):

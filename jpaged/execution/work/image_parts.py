@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,9 +25,23 @@ from jpaged.execution.mesh import replicate, stack
 from jpaged.execution.programs import ModelPrograms
 from jpaged.scheduling.step import Encode
 
-Call = tuple[tuple[str, ...], tuple[np.ndarray, ...], np.ndarray, np.ndarray, int]
-"""Names of arrays, the arrays, rows of the pool and the rounds that run, of all replicas, and the patches of a row.
-Where the devices have the arrays, there are none."""
+
+class Call(NamedTuple):
+    """What a call is given, of all replicas.
+
+    Attributes:
+        names, arrays: those of the images; none where the devices have them.
+        rows: rows of the pool.
+        part: the rounds that run over each replica's row.
+        length: patches of a row.
+    """
+
+    names: tuple[str, ...]
+    arrays: tuple[np.ndarray, ...]
+    rows: np.ndarray
+    part: np.ndarray
+    length: int
+
 
 FORGET, NOTHING = -2, -1
 """Rounds of a replica that forgets its image, and of one that has no image in this call."""
@@ -77,7 +91,10 @@ class ImageParts:
             mine = [encode if own == length else None for encode, own in zip(each, lengths, strict=True)]
             rounds = list(map(_rounds, mine))
             items = [[] if encode is None else [self._item(encode)] for encode in mine]
-            yield self._goes_on(items, rounds, length) if self._are_sent(rounds, length) else self.call(items, rounds)
+            if self._are_sent(rounds, length):
+                yield self._of_sent(items, rounds, length)
+            else:
+                yield self.sending(items, rounds)
 
     def _are_sent(self, rounds: Sequence[tuple[int, int]], length: int) -> bool:
         """Tell whether the devices have the arrays of all images of which these rounds run."""
@@ -91,17 +108,17 @@ class ImageParts:
             return Item(encode.image.arrays, feature_rows(self._spec, encode.stored, 0, features)[:features])
         return Item(encode.image.arrays, no_rows(self._spec, features)[:features])
 
-    def call(self, items: Sequence[Sequence[Item]], rounds: Sequence[tuple[int, int]]) -> Call:
+    def sending(self, items: Sequence[Sequence[Item]], rounds: Sequence[tuple[int, int]]) -> Call:
         """Return the call that runs these rounds over an image of each replica, or none, and sends their arrays."""
         arrays, rows = stack(self._mesh, self._packer.joined(items, partial(no_rows, self._spec)))
         names, length = tuple(sorted(arrays)), self._packer.joined_length(items)
-        return names, tuple(arrays[name] for name in names), rows, self._stacked(rounds), length
+        return Call(names, tuple(arrays[name] for name in names), rows, self._stacked(rounds), length)
 
-    def _goes_on(self, items: Sequence[Sequence[Item]], rounds: Sequence[tuple[int, int]], length: int) -> Call:
+    def _of_sent(self, items: Sequence[Sequence[Item]], rounds: Sequence[tuple[int, int]], length: int) -> Call:
         """Return the call that runs these rounds over the arrays of an earlier one."""
         count = self._packer.layout.num_features(length)
         rows = stack(self._mesh, [rows_of(own, no_rows(self._spec, count)) for own in items])
-        return (), (), rows, self._stacked(rounds), length
+        return Call((), (), rows, self._stacked(rounds), length)
 
     def _stacked(self, rounds: Sequence[tuple[int, int]]) -> np.ndarray:
         return stack(self._mesh, [np.asarray(own, np.int32) for own in rounds])
@@ -114,18 +131,24 @@ class ImageParts:
         part: Int[np.ndarray, "*replicas 2"],
         length: int,
     ) -> Pool:
-        """Run a call on the pool; begin, hand on or drop the states of its rows."""
+        """Run a call on the pool; begin, hand on or drop the states of its rows.
+
+        Args:
+            arrays, rows, part, length: see `Call`.
+        """
         firsts, stops = np.atleast_2d(part).T.tolist()
         for replica, first in enumerate(firsts):
             if first in (0, FORGET):
                 self._leave(replica)
+        self._drop_unowned()  # what an abandoned image has does not wait for the next one's arrays
         if running := {replica for replica, stop in enumerate(stops) if stop >= 0}:
             kept = self._kept.pop(length, None)
             if arrays:
                 placed = replicate(dict(arrays), self._mesh)
                 if kept is None:
-                    kept = _Kept({}, set(), self._blank(placed), set())
-                kept.arrays, kept.sent = placed, running
+                    kept = _Kept(placed, running, self._blank(placed), owners=set())
+                else:
+                    kept.arrays, kept.sent = placed, running
             assert kept is not None, "a part goes on from arrays that were never sent"
             # Nothing else waits for a step without tokens: all parts would be on their way before another request came.
             jax.block_until_ready(kept.state)
@@ -135,9 +158,12 @@ class ImageParts:
         for replica, stop in enumerate(stops):
             if stop == len(image_group(self._spec).rounds):
                 self._leave(replica)
+        self._drop_unowned()
+        return pool
+
+    def _drop_unowned(self) -> None:
         for unused in [length for length, kept in self._kept.items() if not kept.owners]:
             del self._kept[unused]
-        return pool
 
     def _leave(self, replica: int) -> None:
         for kept in self._kept.values():

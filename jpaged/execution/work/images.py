@@ -137,8 +137,8 @@ class Images(PoolWork):
                 yield f"image encoder, a row of {count} features", partial(self._model.prepare_encode, *of_row)
             if packer.patches(arrays) in in_parts:
                 assert self.parts is not None
-                names, values, rows, part, _ = self.parts.call(each, [(0, 0)] * len(each))
-                of_part = dict(zip(names, values, strict=True)), rows, part
+                call = self.parts.sending(each, [(0, 0)] * len(each))
+                of_part = dict(zip(call.names, call.arrays, strict=True)), call.rows, call.part
                 name = f"image encoder, layers of a row of {count} features"
                 yield name, partial(self._model.prepare_encode_part, *of_part)
 

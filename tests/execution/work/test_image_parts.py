@@ -69,6 +69,20 @@ def test_an_image_is_sent_with_its_first_part_only(parts):
     assert not parts.kept
 
 
+def test_an_abandoned_image_is_dropped_before_the_next_one_is_sent(parts):
+    """Memory plans count one row."""
+    kept_then = []
+
+    def blank(arrays):
+        kept_then.append(parts.kept)
+        return {}
+
+    parts._model.between_parts = blank
+    for number in (1, 5, 5):  # the latter two have one length
+        run(parts, [encode(number, EncodePart(0, 1, ROUNDS)), None])
+    assert kept_then == [(), (), ()] and len(parts.kept) == 1
+
+
 def test_every_part_runs_over_the_arrays_of_its_own_image(parts):
     draw, begun, sent = np.random.default_rng(0), [None, None], []
     numbers = iter(range(1, 1000))

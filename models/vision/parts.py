@@ -68,6 +68,9 @@ def _called(
 
     Args:
         layers: takes the stack and what the tower calls it with.
+
+    Raises:
+        ValueError: the tower calls its layers more than once, or never.
     """
     left: list[StackState] = []
 
@@ -80,5 +83,8 @@ def _called(
     assert stack is not None, "a tower that has no rounds is run as a whole"
     stack.instead = instead
     features = tower(row, attend)
-    (state,) = left  # a tower calls its layers once
-    return state, features
+    if len(left) != 1:
+        raise ValueError(
+            f"{type(tower).__name__} calls its LayerStack {len(left)} times: a tower that is run in parts calls it once"
+        )
+    return left[0], features

@@ -1,5 +1,7 @@
 """What a patch costs a tower is counted in tokens of the text model, from the sizes of both."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import pytest
 from flax import nnx
@@ -9,6 +11,7 @@ from vision_checkpoints import gemma3_config
 from jpaged.model_api import BuildContext
 from jpaged_models.gemma import Gemma
 from jpaged_models.mixtral import Mixtral
+from jpaged_models.vision import parts
 from jpaged_models.vision.gemma3 import GEMMA3
 from jpaged_models.vision.work import products
 
@@ -28,6 +31,20 @@ def test_every_patch_of_a_picture_goes_through_all_layers_of_the_tower():
     deeper = gemma3_config()
     deeper.vision_config.num_hidden_layers *= 3
     assert built(GEMMA3.around(Gemma), deeper).image_group.work == pytest.approx(3 * group.work)
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_tower_that_does_not_call_its_layers_once_is_refused_by_name(times, monkeypatch):
+    """A package's own tower may."""
+    stack = SimpleNamespace(instead=None, begun=lambda hidden: hidden, ended=lambda state: (state,))
+    monkeypatch.setattr(parts, "stack_of", lambda _: stack)
+
+    class Twice:
+        def __call__(self, row, attend):
+            return [stack.instead(stack, 0, None, None, attend) for _ in range(times)]
+
+    with pytest.raises(ValueError, match=f"Twice calls its LayerStack {times} times"):
+        parts.entering(Twice(), {}, None)
 
 
 @pytest.mark.parametrize("per_token", [1, 3, 4])

@@ -43,14 +43,19 @@ class ImageRead(NamedTuple):
         return found
 
 
-class _Entered(NamedTuple):
-    """An image that a chunk reached and that is held from then on.
+class _Coming(NamedTuple):
+    """How the features of an image come.
 
     Attributes:
-        cost: tokens of the step's budget that encoding it takes.
+        missing: whether the pool lacks them.
+        read: their blocks that were read from tiers, all or none.
+        in_parts: whether they are encoded over several steps.
+        cost: tokens of the step's budget that encoding them at once takes.
     """
 
-    held: HeldImage
+    missing: bool
+    read: list[tuple[Link, Staged]]
+    in_parts: bool
     cost: int
 
 
@@ -159,7 +164,7 @@ class ImageHolds(Held):
             self._half = None
 
     def _half_of(self, image: PromptItem) -> HalfEncoded | None:
-        """Return the encoding of an image that was begun and was not whole before this step; None for other images."""
+        """Return an image's encoding over several steps, up to the step that gets the last part; None = it has none."""
         return self._half if self._half is not None and self._half.stored.digest == image.digest else None
 
     def _held(self, request: Request) -> dict[int, HeldImage]:
@@ -186,13 +191,15 @@ class ImageHolds(Held):
             if half is not None and not half.is_whole and before > 0:
                 return Reach(before, cost)
             if number not in held:
-                entered = self._enter(request.request_id, image, before, length, budget - cost)
-                if entered is None:
-                    return None
-                if isinstance(entered, Reach):
-                    return Reach(entered.length, cost + entered.cost)
-                held[number] = entered.held
-                cost += entered.cost
+                coming = self._coming(request.request_id, image)
+                end = self._end_before(image, coming, before, length, budget - cost)
+                if end is not None:
+                    return Reach(end.length, cost + end.cost)
+                found = self._hold(image, coming)
+                if found is None:
+                    return None if before <= 0 else Reach(before, cost)
+                held[number] = found
+                cost += coming.cost
                 length = min(length, budget - cost)
                 half = self._half_of(image)
             if half is not None:
@@ -204,39 +211,43 @@ class ImageHolds(Held):
                 return Reach(max(before, 0), cost)
         return Reach(length, cost)
 
-    def _enter(
-        self, request_id: int, image: PromptItem, before: int, length: int, budget: int
-    ) -> _Entered | Reach | None:
-        """Hold an image that a chunk reaches, and plan how its features come; or return where the chunk ends instead,
-        None when memory is short at the chunk's beginning.
+    def _coming(self, request_id: int, image: PromptItem) -> _Coming:
+        """Return how the features of an image come that the request does not hold."""
+        missing = not self.blocks.holds_content(image.digest)
+        read = self._read(request_id, image) if missing else []
+        to_encode = missing and not read
+        in_parts = to_encode and self._takes_steps(image)
+        cost = min(self._cost(image), self._limits.sure) if to_encode and not in_parts else 0
+        return _Coming(missing, read, in_parts, cost)
+
+    def _end_before(self, image: PromptItem, coming: _Coming, before: int, length: int, budget: int) -> Reach | None:
+        """Return where a chunk ends that cannot go on into an image in this step; None = it can.
 
         Args:
             before: tokens of the chunk before the image's; not positive = the chunk begins inside the image.
             length: most tokens of the chunk.
             budget: tokens that the step has left.
         """
-        missing = not self.blocks.holds_content(image.digest)
-        read = self._read(request_id, image) if missing else []
-        in_parts = missing and not read and self._takes_steps(image)
-        if in_parts and before > 0:
+        if coming.in_parts and before > 0:
             return Reach(before, 0)
-        if in_parts and self._half is not None:  # one image at a time
+        if coming.in_parts and self._half is not None:  # one image at a time
             return Reach(0, self._half.extend(budget))
-        own = min(self._cost(image), self._limits.sure) if missing and not read and not in_parts else 0
-        room = min(length, budget - own)
+        room = min(length, budget - coming.cost)
         if before > 0 and room < before + (image.length if image.whole else 1):
             return Reach(before, 0)  # it is held when a chunk begins with it, and not before
-        if own > budget:
-            return Reach(0, 0)
+        return Reach(0, 0) if coming.cost > budget else None
+
+    def _hold(self, image: PromptItem, coming: _Coming) -> HeldImage | None:
+        """Hold an image and plan that its features come; None = memory is short."""
         found = self.blocks.hold(image.digest, image.features)
         if found is None:
-            return None if before <= 0 else Reach(before, 0)
-        if in_parts:
+            return None
+        if coming.in_parts:
             rounds, sure = self._policy.rounds, self._limits.sure
             self._half = HalfEncoded(image, found.image, self._work(image), rounds, sure)
-        elif missing:
-            self._encoding[image.digest] = image, read
-        return _Entered(found, own)
+        elif coming.missing:
+            self._encoding[image.digest] = image, coming.read
+        return found
 
     def shorten(self, request: Request, start: int, length: int, planned: Seq[Chunk]) -> int | None:
         """Return the length of a chunk that reads one image only, and release the holds on the others; None where the

@@ -41,8 +41,8 @@ def config_of_pair(pair: Pair) -> AnyConfig:
     Raises:
         ValueError: see `config_from_gguf`, or both files do not go together.
     """
-    check_model(pair.text)
-    return _config(pair.fields(_fields(pair.text)))
+    check_model(pair.files.text)
+    return _config(pair.fields(_fields(pair.files.text)))
 
 
 def _config(fields: Fields) -> AnyConfig:

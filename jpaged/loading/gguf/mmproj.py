@@ -37,8 +37,7 @@ class Pair:
     """A text model's file with the tower that goes with it.
 
     Attributes:
-        text: the text model's file.
-        mmproj: the tower's.
+        files: both files.
         tower: what is known of it.
 
     Raises:
@@ -46,23 +45,24 @@ class Pair:
     """
 
     def __init__(self, text: GGUFFile, mmproj: GGUFFile):
-        self.text, self.mmproj = text, Mmproj(mmproj)
-        projector = self.mmproj.projector
+        own = Mmproj(mmproj)
+        projector = own.projector
         if projector not in _TOWERS:
             raise ValueError(
                 f"mmproj={str(mmproj.path)!r} has projector type {projector!r}; supported: {', '.join(_TOWERS)}"
             )
         self.tower = _TOWERS[projector]
-        self._files = files = PairFiles(text, self.mmproj)
+        own.check()
+        self.files = files = PairFiles(text, own)
         both = f"mmproj={str(mmproj.path)!r} does not go with model={str(text.path)!r}"
         known = self.tower.texts
         if files.architecture not in known:
             raise ValueError(
                 f"{both}: projector {projector!r} is of text models {', '.join(known)}, not of {files.architecture!r}"
             )
-        own, width = files.get("embedding_length"), self.mmproj["projection_dim"]
-        if own != width:
-            raise ValueError(f"{both}: it makes features of {width} numbers, and the text model reads {own}")
+        reads, makes = files.get("embedding_length"), own["projection_dim"]
+        if reads != makes:
+            raise ValueError(f"{both}: it makes features of {makes} numbers, and the text model reads {reads}")
         deep = len(files.deep())
         if (levels := files.get("n_deepstack_layers")) is not None and levels != deep:
             raise ValueError(f"{both}: {deep} of its layers lead to the text model's first ones, which take {levels}")
@@ -73,14 +73,16 @@ class Pair:
         Args:
             text_fields: those of the text model's own.
         """
-        known = self.tower.texts[self._files.architecture]
+        known = self.tower.texts[self.files.architecture]
         text = dict(text_fields) | {"model_type": known or text_fields["model_type"]}
-        found = self.tower.fields(self._files, text)
+        found = self.tower.fields(self.files, text)
+        text |= found.pop("text_config", {})
         return {"text_config": text, "tie_word_embeddings": text.get("tie_word_embeddings", True), **found}
 
     def write_processor(self, folder: Path) -> None:
         """Write what a checkpoint's folder would say of how pictures are prepared."""
-        said = self.tower.processor(self.mmproj) | self.mmproj.scaling()
+        mmproj = self.files.mmproj
+        said = self.tower.processor(mmproj) | mmproj.scaling()
         (folder / "preprocessor_config.json").write_text(json.dumps(said), encoding="utf-8")
 
 
@@ -89,7 +91,7 @@ class ProcessorFolder:
 
     def __init__(self, pair: Pair):
         self._folder = tempfile.TemporaryDirectory(prefix="jpaged-mmproj-")
-        self._name = str(pair.mmproj.file.path)
+        self._name = str(pair.files.mmproj.file.path)
         pair.write_processor(Path(self._folder.name))
 
     def __fspath__(self) -> str:
@@ -103,9 +105,10 @@ class PairWeights(GGUFWeights):
     """Reads a text model's file as `GGUFWeights`, and the tower's, whose numbers are read as floats."""
 
     def __init__(self, pair: Pair):
-        super().__init__(pair.text)
-        self._tower = pair.mmproj.file
-        self._made = dict(pair.tower.tensors(pair.mmproj))
+        super().__init__(pair.files.text)
+        mmproj = pair.files.mmproj
+        self._tower = mmproj.file
+        self._made = dict(pair.tower.tensors(mmproj))
 
     def names(self) -> Iterable[str]:
         return (*super().names(), *self._made)

@@ -57,7 +57,14 @@ class Mmproj:
             raise ValueError(f"mmproj={str(file.path)!r} holds an audio encoder, not a vision tower")
         names = ("clip.vision.projector_type", "clip.projector_type")
         self.projector: Any = next((file.metadata[name] for name in names if name in file.metadata), None)
-        check_fields(file.path, file.metadata, {_PREFIX + name: type_ for name, type_ in _TYPES.items()})
+
+    def check(self) -> None:
+        """Check the fields that towers of known projectors have.
+
+        Raises:
+            ValueError: one is of another type or out of range.
+        """
+        check_fields(self.file.path, self.file.metadata, {_PREFIX + name: type_ for name, type_ in _TYPES.items()})
 
     def __getitem__(self, key: str) -> Any:
         value = self.get(key)
@@ -138,18 +145,24 @@ class PairFiles:
         """Return the tower's layers whose states are added after the text model's first layers."""
         return [number for number, taken in enumerate(self.mmproj.get("is_deepstack_layers", [])) if taken]
 
-    def token(self, *names: str) -> int:
+    def token(self, *names: str, of: str = "a picture") -> int:
         """Return the id of the first of these tokens that the text model's vocabulary has.
+
+        Args:
+            of: what it stands for, for the error.
 
         Raises:
             ValueError: it has none.
         """
-        tokens = self.text.metadata.get("tokenizer.ggml.tokens", [])
-        for name in names:
-            if name in tokens:
-                found: int = tokens.index(name)
-                return found
-        raise ValueError(f"{self.text.path}: its vocabulary has no token {names[0]!r}, which stands for a picture")
+        found = next((known for name in names if (known := self.find_token(name)) is not None), None)
+        if found is None:
+            raise ValueError(f"{self.text.path}: its vocabulary has no token {names[0]!r}, which stands for {of}")
+        return found
+
+    def find_token(self, name: str) -> int | None:
+        """Return the id of a token; None where the text model's vocabulary lacks it."""
+        tokens: list[str] = self.text.metadata.get("tokenizer.ggml.tokens", [])
+        return tokens.index(name) if name in tokens else None
 
     def rotary_sections(self) -> list[int]:
         """Return how many pairs of a head each axis turns: time, height and width.

@@ -62,13 +62,14 @@ class Tower:
 
     Attributes:
         texts: architectures of text models -> their ``model_type`` in the whole model; None = the one they have alone.
-        fields: makes the fields of the whole model's config, given those of the text model, which it may change.
+        fields: makes the fields of the whole model's config, given those of the text model; ``text_config`` has those
+            of the text model that come in place of its own file's.
         processor: makes those of the image processor's file.
         tensors: yields the checkpoint's tensors.
     """
 
     texts: Mapping[str, str | None]
-    fields: Callable[[PairFiles, dict[str, Any]], dict[str, Any]]
+    fields: Callable[[PairFiles, Mapping[str, Any]], dict[str, Any]]
     processor: Callable[[Mmproj], dict[str, Any]]
     tensors: Callable[[Mmproj], Iterable[tuple[str, TowerTensor]]]
 
@@ -115,7 +116,7 @@ _GEMMA3 = TowerNames(
 )
 
 
-def _gemma3(pair: PairFiles, text: dict[str, Any]) -> dict[str, Any]:
+def _gemma3(pair: PairFiles, text: Mapping[str, Any]) -> dict[str, Any]:
     mmproj = pair.mmproj
     vision = mmproj.layers() | {
         "layer_norm_eps": shortest(mmproj["attention.layer_norm_epsilon"]),
@@ -145,7 +146,7 @@ _IDEFICS3 = TowerNames(
 )
 
 
-def _idefics3(pair: PairFiles, text: dict[str, Any]) -> dict[str, Any]:
+def _idefics3(pair: PairFiles, text: Mapping[str, Any]) -> dict[str, Any]:
     mmproj = pair.mmproj
     return {
         "model_type": "idefics3",
@@ -208,19 +209,16 @@ _QWEN3_WHOLE = {
 }
 
 
-def _qwen3(pair: PairFiles, text: dict[str, Any]) -> dict[str, Any]:
+def _qwen3(pair: PairFiles, text: Mapping[str, Any]) -> dict[str, Any]:
     mmproj = pair.mmproj
-    arch = pair.architecture
-    text["rope_parameters"] = dict(text["rope_parameters"]) | {
-        "mrope_section": pair.rotary_sections(),
-        "mrope_interleaved": True,
-    }
+    arch, layers = pair.architecture, mmproj.layers()
+    sections = {"mrope_section": pair.rotary_sections(), "mrope_interleaved": True}
     vision = {
-        "depth": mmproj["block_count"],
-        "num_heads": mmproj["attention.head_count"],
-        "hidden_size": mmproj["embedding_length"],
-        "intermediate_size": mmproj["feed_forward_length"],
-        "patch_size": mmproj["patch_size"],
+        "depth": layers["num_hidden_layers"],
+        "num_heads": layers["num_attention_heads"],
+        "hidden_size": layers["hidden_size"],
+        "intermediate_size": layers["intermediate_size"],
+        "patch_size": layers["patch_size"],
         "spatial_merge_size": mmproj.get("spatial_merge_size", 2),
         "temporal_patch_size": 2,
         "out_hidden_size": mmproj["projection_dim"],
@@ -230,9 +228,10 @@ def _qwen3(pair: PairFiles, text: dict[str, Any]) -> dict[str, Any]:
         vision["deepstack_visual_indexes"] = pair.deep()
     return {
         "model_type": _QWEN3_WHOLE[arch],
+        "text_config": {"rope_parameters": {**text["rope_parameters"], **sections}},
         "vision_config": vision,
         "image_token_id": pair.token("<|image_pad|>"),
-        "video_token_id": pair.token("<|video_pad|>"),
+        "video_token_id": pair.token("<|video_pad|>", of="a video"),
         "vision_start_token_id": pair.token("<|vision_start|>"),
         "vision_end_token_id": pair.token("<|vision_end|>"),
     }
@@ -285,7 +284,7 @@ def _pixtral_tensors(mmproj: Mmproj) -> Iterable[tuple[str, TowerTensor]]:
     ).tensors(mmproj)
 
 
-def _pixtral(pair: PairFiles, text: dict[str, Any]) -> dict[str, Any]:
+def _pixtral(pair: PairFiles, text: Mapping[str, Any]) -> dict[str, Any]:
     mmproj = pair.mmproj
     silu = mmproj.file.metadata.get("clip.use_silu", False)
     merge = mmproj.get("spatial_merge_size")  # Pixtral 12B has none: each patch is a token
@@ -343,9 +342,14 @@ _GEMMA4_THETA = 100.0
 """The base of the tower's rotation."""
 
 
-def _channels_last(kernel: np.ndarray) -> np.ndarray:
-    """Return a matrix whose inputs have the channels of each pixel in turn, of a convolution's."""
-    return kernel.transpose(0, 2, 3, 1).reshape(len(kernel), -1)
+def _channels_last(stored: np.ndarray) -> np.ndarray:
+    """Return numbers for each input, or a matrix with rows of these, in which a pixel's channels follow one another.
+
+    Args:
+        stored: one channel after the other; a matrix may be that of a convolution, [outputs, 3, rows, columns].
+    """
+    flat = stored.reshape(len(stored), -1) if stored.ndim > 1 else stored
+    return flat.reshape(*flat.shape[:-1], 3, -1).swapaxes(-1, -2).reshape(flat.shape)
 
 
 def _gemma4_tensors(mmproj: Mmproj) -> Iterator[tuple[str, TowerTensor]]:
@@ -361,22 +365,22 @@ def _gemma4_tensors(mmproj: Mmproj) -> Iterator[tuple[str, TowerTensor]]:
         yield (f"{name.removesuffix('weight')}linear.weight" if name.endswith(linear) else name), tensor
 
 
-def _gemma4_outer(pair: PairFiles, text: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return the fields of both of Gemma 4's forms, and say of the text model what its file does not: tokens see all of
-    their picture in the published models without inputs of each layer's own."""
-    text["use_bidirectional_attention"] = None if text["hidden_size_per_layer_input"] else "vision"
+def _gemma4_outer(pair: PairFiles, text: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return the fields of both of Gemma 4's forms. The text model's file does not say whether tokens see all of their
+    picture: they do in the published models without inputs of each layer's own."""
     return {
         "model_type": kind,
+        "text_config": {"use_bidirectional_attention": None if text["hidden_size_per_layer_input"] else "vision"},
         "image_token_id": pair.token("<|image|>"),
-        "video_token_id": pair.token("<|video|>"),
-        "audio_token_id": pair.token("<|audio|>"),
+        "video_token_id": pair.token("<|video|>", of="a video"),
+        "audio_token_id": pair.find_token("<|audio|>"),  # sound is left out
         "boi_token_id": pair.token("<|image>"),
         "eoi_token_id": pair.token("<image|>"),
         "audio_config": None,
     }
 
 
-def _gemma4(pair: PairFiles, text: dict[str, Any]) -> dict[str, Any]:
+def _gemma4(pair: PairFiles, text: Mapping[str, Any]) -> dict[str, Any]:
     mmproj, tensors = pair.mmproj, pair.mmproj.file.tensors
     layer = {name: mmproj.shape(f"v.blk.0.{name}.weight") for name in ("attn_q_norm", "attn_k")}
     (width,) = layer["attn_q_norm"]
@@ -402,27 +406,22 @@ def _gemma4_processor(mmproj: Mmproj) -> dict[str, Any]:
     }
 
 
-def _of_unified(mmproj: Mmproj) -> Iterator[tuple[str, TowerTensor]]:
+_UNIFIED_NORMS = ("patch_ln1", "patch_ln2", "pos_norm")
+
+
+def _unified_tensors(mmproj: Mmproj) -> Iterator[tuple[str, TowerTensor]]:
     embedder = "vision_embedder"
-
-    def in_turn(stored: np.ndarray) -> np.ndarray:
-        pixels = stored.reshape(*stored.shape[:-1], 3, -1)
-        return pixels.swapaxes(-1, -2).reshape(stored.shape)
-
     outer = {"v.patch_embd": f"{embedder}.patch_dense", "v.position_embd.weight": f"{embedder}.pos_embedding"}
     outer |= {f"v.patch_norm.{number}": f"{embedder}.{name}" for number, name in enumerate(_UNIFIED_NORMS, 1)}
     undo: dict[str, Undo] = dict.fromkeys(
-        ("v.patch_embd.weight", "v.patch_norm.1.weight", "v.patch_norm.1.bias"), in_turn
+        ("v.patch_embd.weight", "v.patch_norm.1.weight", "v.patch_norm.1.bias"), _channels_last
     )
     undo["v.position_embd.weight"] = lambda tables: tables.swapaxes(0, 1)
     outer["mm.input_projection"] = _GEMMA4_OUTER["mm.input_projection"]
     return TowerNames(outer, {}, "", undo).tensors(mmproj)
 
 
-_UNIFIED_NORMS = ("patch_ln1", "patch_ln2", "pos_norm")
-
-
-def _unified(pair: PairFiles, text: dict[str, Any]) -> dict[str, Any]:
+def _unified(pair: PairFiles, text: Mapping[str, Any]) -> dict[str, Any]:
     mmproj, embed = pair.mmproj, pair.mmproj["embedding_length"]
     vision = {
         "patch_size": mmproj["patch_size"],
@@ -437,7 +436,7 @@ def _unified(pair: PairFiles, text: dict[str, Any]) -> dict[str, Any]:
 
 GEMMA3 = Tower({"gemma3": None}, _gemma3, _gemma3_processor, partial(_with_mlps_in_order, _GEMMA3))
 GEMMA4 = Tower({"gemma4": None}, _gemma4, _gemma4_processor, _gemma4_tensors)
-GEMMA4_UNIFIED = Tower({"gemma4": "gemma4_unified_text"}, _unified, _gemma4_processor, _of_unified)
+GEMMA4_UNIFIED = Tower({"gemma4": "gemma4_unified_text"}, _unified, _gemma4_processor, _unified_tensors)
 IDEFICS3 = Tower({"llama": None}, _idefics3, _idefics3_processor, partial(_with_mlps_in_order, _IDEFICS3))
 PIXTRAL = Tower({"llama": None, "mistral3": None}, _pixtral, _pixtral_processor, _pixtral_tensors)
 QWEN3 = Tower(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import gemma4_checkpoints
 import jax
@@ -29,7 +30,9 @@ from jpaged import LLM, SamplingParams
 from jpaged.images import ImageSources, open_image_processor, read_images
 from jpaged.loading.gguf.config import config_of_pair
 from jpaged.loading.gguf.mmproj import Pair
+from jpaged.loading.gguf.mmproj_files import Mmproj, PairFiles
 from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.gguf.towers import GEMMA4_UNIFIED
 from jpaged.loading.load import load_model
 from jpaged.loading.open_checkpoint import open_model
 
@@ -278,6 +281,11 @@ def test_files_that_do_not_go_together_are_refused(pairs, tmp_path):
         ("qwen3_vl", {}, {".projection_dim": 71}, "makes features of 71 numbers, and the text model reads 72"),
         ("qwen3_vl", {}, {"clip.projector_type": "llava"}, "projector type 'llava'; supported: gemma3, gemma4v"),
         ("qwen3_vl", {}, {".block_count": None}, "no clip.vision.block_count"),
+        ("qwen3_vl", {}, {"clip.projector_type": "llava", ".patch_size": 0}, "projector type 'llava'; supported"),
+        *[
+            ("qwen3_vl", {}, {key: 0}, f"clip.vision{key}=0 must be a positive whole number")
+            for key in (".attention.head_count", ".block_count", ".feed_forward_length")
+        ],
         ("qwen3_vl", {}, {".patch_size": 0}, "clip.vision.patch_size=0 must be a positive whole number"),
         ("qwen3_vl", {}, {".image_mean": [0.5]}, "must have 3 numbers each"),
         ("qwen3_vl", {"tokenizer.ggml.tokens": ["a", "b"]}, {}, r"no token '<\|image_pad\|>'"),
@@ -297,6 +305,22 @@ def test_damaged_files_are_refused(pairs, tmp_path, name, of_text, of_tower, mes
         tensors = {each: np.zeros(info.shape, np.float32) for each, info in file.tensors.items()}
         changed.append(write_gguf(tmp_path / f"{arch}.gguf", arch, tensors, keys, **dict.fromkeys(SIZES_OF_GGUF)))
     refused(message, *changed)
+
+
+def test_a_vocabulary_without_the_token_of_sound_is_taken_and_one_without_that_of_videos_is_not():
+    """Sound is left out."""
+    own = {"patch_size": 4, "embedding_length": 8, "attention.layer_norm_epsilon": 1e-5}
+    metadata = {"general.architecture": "clip"} | {f"clip.vision.{key}": value for key, value in own.items()}
+    tensors = {"v.position_embd.weight": SimpleNamespace(shape=(2, 9, 8))}
+    mmproj = Mmproj(SimpleNamespace(path="m", metadata=metadata, tensors=tensors))
+    tokens = ["<|image|>", "<|video|>", "<|image>", "<image|>"]
+    text = {"general.architecture": "gemma4", "tokenizer.ggml.tokens": tokens}
+    pair = PairFiles(SimpleNamespace(path="t", metadata=text), mmproj)
+    fields = GEMMA4_UNIFIED.fields(pair, {"hidden_size_per_layer_input": 0})
+    assert (fields["audio_token_id"], fields["video_token_id"]) == (None, 1)
+    tokens.remove("<|video|>")
+    with pytest.raises(ValueError, match=r"no token '<\|video\|>', which stands for a video"):
+        GEMMA4_UNIFIED.fields(pair, {"hidden_size_per_layer_input": 0})
 
 
 def test_a_vocabulary_that_ends_before_the_token_of_features_has_another_stand_for_it(pairs):

@@ -231,7 +231,7 @@ class SmolVLMVideoProcessor(VideoProcessor):
 
     def sampler(self, total: int, fps: float | None, sampling: Sampling) -> Indices:
         """See `without_ends`; a request's number of frames is taken evenly."""
-        return (without_ends if sampling.num_frames is None else evenly)(total, fps, sampling)
+        return evenly(total, fps, sampling) if sampling.num_frames else without_ends(total, fps, sampling)
 
     @classmethod
     def plain(cls, settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from jpaged.execution.image_rows import ImageRows, Item
 from jpaged.execution.prompt_attention import SegmentAttention
 from jpaged.images import ImageSources, open_image_processor, read_images
 from jpaged.loading.load import load_model
+from pallas_kernels.cpu_cores import num_cores
 from scripts.benchmarks.pictures import BEGIN, END, IMAGE, MERGE, drawn, prompt_of, write_qwen
 from scripts.cases import Row
 
@@ -29,6 +30,24 @@ class Spent(NamedTuple):
 
     clock: float
     processor: float
+
+
+class _Case(NamedTuple):
+    """What is measured of one model.
+
+    Attributes:
+        peer: the model in transformers.
+        patches: of each picture.
+        questions, tokens: how many are asked about a picture, and tokens of each answer.
+    """
+
+    folder: str
+    dtype: str
+    peer: _Torch
+    patches: int
+    rounds: int
+    questions: int
+    tokens: int
 
 
 def towers(
@@ -52,7 +71,7 @@ def towers(
     Raises:
         ValueError: a measure is not known.
     """
-    known: Mapping[str, Callable[..., dict[str, list[Spent]]]] = {
+    known: Mapping[str, Callable[[_Case], dict[str, list[Spent]]]] = {
         "tower": _tower,
         "first token": _first_token,
         "questions": _questions,
@@ -62,10 +81,10 @@ def towers(
     with tempfile.TemporaryDirectory() as folder:
         write_qwen(Path(folder), max(patches), text, tower)
         for dtype in dtypes:
-            torchs = _Torch(folder, dtype)
+            peer = _Torch(folder, dtype)
             for measure in measures:
                 for number in patches:
-                    found = known[measure](folder, dtype, torchs, number, rounds, questions, tokens)
+                    found = known[measure](_Case(folder, dtype, peer, number, rounds, questions, tokens))
                     yield {"measure": measure, "dtype": dtype, "patches": number, **_compared(found)}
 
 
@@ -79,7 +98,7 @@ def _compared(found: Mapping[str, list[Spent]]) -> Row:
             pairs = list(zip(rounds[side], own, strict=True))
             row[f"times{named}"] = statistics.median(other.clock / ours.clock for other, ours in pairs)
             row[f"by processor{named}"] = statistics.median(other.processor / ours.processor for other, ours in pairs)
-    return row | {"load": os.getloadavg()[0]}
+    return row | {"threads": num_cores(), "load": os.getloadavg()[0]}
 
 
 def _in_turns(
@@ -103,7 +122,7 @@ class _Torch:
         import torch
         from transformers import Qwen2VLImageProcessorPil, Qwen3VLForConditionalGeneration
 
-        torch.set_num_threads(os.cpu_count() or 1)
+        torch.set_num_threads(num_cores())
         self.torch = torch
         made = Qwen3VLForConditionalGeneration.from_pretrained(
             folder, dtype=getattr(torch, dtype), attn_implementation="sdpa"
@@ -142,13 +161,20 @@ class _Torch:
                 pad_token_id=0,
             )
         answer: list[int] = made[0, len(ids) :].tolist()
+        _check_length(answer, tokens)
         return answer
 
 
-def _tower(folder: str, dtype: str, torchs: _Torch, patches: int, rounds: int, *_: int) -> dict[str, list[Spent]]:
-    loaded = load_model(folder, dtype=dtype)
+def _check_length(answer: Sequence[int], tokens: int) -> None:
+    if len(answer) != tokens:
+        raise ValueError(f"an answer has {len(answer)} tokens where --tokens asks {tokens}: sides would not compare")
+
+
+def _tower(case: _Case) -> dict[str, list[Spent]]:
+    patches = case.patches
+    loaded = load_model(case.folder, dtype=case.dtype)
     model: Any = loaded.model
-    processor = open_image_processor(folder, loaded.config, loaded.tokenizer, model.image_processor)
+    processor = open_image_processor(case.folder, loaded.config, loaded.tokenizer, model.image_processor)
     rows = ImageRows(model.row_layout, patches)
 
     def row_of(picture: Image.Image) -> dict[str, np.ndarray]:
@@ -166,46 +192,47 @@ def _tower(folder: str, dtype: str, torchs: _Torch, patches: int, rounds: int, *
 
     def asked(turn: int) -> Mapping[str, Any]:
         picture = drawn(patches, turn)
-        return {"jpaged": row_of(picture), "transformers": torchs.pixels(picture)}
+        return {"jpaged": row_of(picture), "transformers": case.peer.pixels(picture)}
 
     sides: dict[str, Callable[[Any], Any]] = {
         "jpaged": lambda row: features(loaded.params, row).block_until_ready(),
-        "transformers": torchs.features,
+        "transformers": case.peer.features,
     }
-    return _in_turns(rounds, sides, asked)
+    return _in_turns(case.rounds, sides, asked)
 
 
-def _first_token(folder: str, dtype: str, torchs: _Torch, patches: int, rounds: int, *_: int) -> dict[str, list[Spent]]:
-    with _engine(folder, dtype, patches, 1) as llm:
-        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+def _first_token(case: _Case) -> dict[str, list[Spent]]:
+    with _engine(case, sequences=1) as llm:
         sides: dict[str, Callable[[Any], Any]] = {
-            "jpaged": lambda prompt: llm.generate(prompt, params, use_tqdm=False),
-            "transformers": lambda prompt: torchs.answer(prompt, 1),
+            "jpaged": lambda prompt: _answer_all(llm, [prompt], 1),
+            "transformers": lambda prompt: case.peer.answer(prompt, 1),
         }
-        return _in_turns(rounds, sides, lambda turn: dict.fromkeys(sides, prompt_of(drawn(patches, turn))))
+        return _in_turns(case.rounds, sides, lambda turn: dict.fromkeys(sides, prompt_of(drawn(case.patches, turn))))
 
 
-def _questions(
-    folder: str, dtype: str, torchs: _Torch, patches: int, rounds: int, number: int, tokens: int
-) -> dict[str, list[Spent]]:
-    with _engine(folder, dtype, patches, number) as llm:
-        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-
-        def all_of(prompts: list[dict[str, Any]]) -> Any:
-            return llm.generate(prompts, params, use_tqdm=False)
+def _questions(case: _Case) -> dict[str, list[Spent]]:
+    number, tokens = case.questions, case.tokens
+    with _engine(case, sequences=number) as llm:
 
         def asked(turn: int) -> Mapping[str, Any]:
-            pictures = [drawn(patches, (number + 1) * turn + each) for each in range(number + 1)]
+            pictures = [drawn(case.patches, (number + 1) * turn + each) for each in range(number + 1)]
             about = [_question(pictures[-1], each) for each in range(number)]
             uncached = [_question(picture, each) for each, picture in enumerate(pictures[:-1])]
             return {"jpaged": about, "transformers": about, "uncached": uncached}
 
         sides: dict[str, Callable[[Any], Any]] = {
-            "jpaged": all_of,
-            "transformers": lambda prompts: [torchs.answer(prompt, tokens) for prompt in prompts],
-            "uncached": all_of,
+            "jpaged": lambda prompts: _answer_all(llm, prompts, tokens),
+            "transformers": lambda prompts: [case.peer.answer(prompt, tokens) for prompt in prompts],
+            "uncached": lambda prompts: _answer_all(llm, prompts, tokens),
         }
-        return _in_turns(rounds, sides, asked)
+        return _in_turns(case.rounds, sides, asked)
+
+
+def _answer_all(llm: LLM, prompts: list[dict[str, Any]], tokens: int) -> None:
+    """Let jpaged answer each prompt with so many greedy tokens."""
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    for output in llm.generate(prompts, params, use_tqdm=False):
+        _check_length(output.outputs[0].token_ids, tokens)
 
 
 def _question(picture: Image.Image, seed: int) -> dict[str, Any]:
@@ -214,6 +241,6 @@ def _question(picture: Image.Image, seed: int) -> dict[str, Any]:
     return {"prompt_token_ids": [BEGIN, IMAGE, END, *text], "multi_modal_data": {"image": [picture]}}
 
 
-def _engine(folder: str, dtype: str, patches: int, sequences: int) -> LLM:
-    longest = patches // MERGE**2 + 64
-    return LLM(folder, dtype=dtype, max_model_len=longest, max_num_seqs=sequences)
+def _engine(case: _Case, sequences: int) -> LLM:
+    longest = case.patches // MERGE**2 + 64 + case.tokens
+    return LLM(case.folder, dtype=case.dtype, max_model_len=longest, max_num_seqs=sequences)

@@ -52,7 +52,7 @@ def test_a_prompt_whose_output_nobody_reads_may_have_max_model_len_tokens(inputs
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
-        ([5] * 65, {}, "above max_model_len=64"),
+        ([5] * 65, {}, "65 tokens, which leaves no room"),
         ([5, 999], {}, "999"),
         ([5], {"logprobs": 21}, "max_logprobs=20"),
         ([5], {"allowed_token_ids": [2], "min_tokens": 1}, "may leave no token"),

@@ -368,7 +368,8 @@ class EngineConfig:
     swap_space_bytes: int | None = setting(
         None, optional(whole(1)), affects=Affects.NOTHING, needs=Need("preemption_mode", ("swap", "auto"))
     )
-    """Host memory for swapped blocks, for each device; at most the pool. None takes the pool's size, at most 4 GiB."""
+    """Host memory for swapped blocks, for each device; at most the pool, and with kv_offloading_size what adapters in
+    use leave of that. None takes the pool's size, at most 4 GiB."""
 
     swap_space: float | None = setting(
         None,
@@ -377,8 +378,7 @@ class EngineConfig:
         needs=Need("preemption_mode", ("swap", "auto")),
         flag=Flag(commands="requests", help="GiB of host memory for swapped requests. Default: the pool, at most 4."),
     )
-    """vLLM's form of swap_space_bytes, in GiB; capped at the pool's size. Without a preemption_mode it
-    implies "auto"."""
+    """vLLM's form of swap_space_bytes, in GiB, with the same bounds. Without a preemption_mode it implies "auto"."""
 
     kv_offloading_size: float | None = setting(
         None,

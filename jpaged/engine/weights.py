@@ -69,7 +69,7 @@ def replacement(
         new = state_dict.params_of(new, held.model, held.described, mesh, **layout)
     elif cast:
         new = state_dict.cast_like(new, old)
-    before = None if worker.model.cuts_beside(new) else worker.model.placed(new, copy=copy)
+    before = None if worker.model.cuts_on_devices(new) else worker.model.placed(new, copy=copy)
 
     def put() -> None:
         placed = new if before is None else before

@@ -173,13 +173,10 @@ class ImageRows:
 
 
 def rows_of(items: Sequence[Item], rows: Int[np.ndarray, " features"]) -> Int[np.ndarray, "1 features"]:
-    """Return the rows of the pool that the features of a row of images go to: `rows`, in which those of the images come
-    first, with an axis of one row."""
-    first = 0
-    for item in items:
-        rows[first : first + len(item.rows)] = item.rows
-        first += len(item.rows)
-    return rows[None]
+    """Return the rows of the pool that the features of a row of images go to, with an axis of one row: those of the
+    images, then the last of `rows`, to as many as these are."""
+    number = sum(len(item.rows) for item in items)
+    return np.concatenate([*(item.rows for item in items), rows[number:]], dtype=rows.dtype)[None]
 
 
 def _side_by_side(array: RowArray, items: Sequence[Item], length: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from jpaged.execution.packing import Packed, pack
 from jpaged.execution.params import check_like, float32_shapes, num_compact, plain_dict, to_float32
 from jpaged.execution.pooling import make_pool_hidden
 from jpaged.execution.readouts.prompt_scores import ScoreOutput, make_score
-from jpaged.execution.resharding import cuts_beside, reshard
+from jpaged.execution.resharding import cuts_on_devices, reshard
 from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sample_step import ScreenedHead, StepOutput, make_sample_step
 from jpaged.execution.sampling.sampler import SamplingArrays
@@ -165,13 +165,13 @@ class ModelPrograms:
         self.check_local("update_params()")
         return reshard(new, self._shardings_of(new), copy=copy)
 
-    def cuts_beside(self, new: Any) -> bool:
+    def cuts_on_devices(self, new: Any) -> bool:
         """Tell whether `placed` runs programs on the engine's devices, which then must run no others.
 
         Raises:
             ValueError: as `placed`.
         """
-        return cuts_beside(new, self._shardings_of(new))
+        return cuts_on_devices(new, self._shardings_of(new))
 
     def _shardings_of(self, new: Any) -> Any:
         held = self.described  # once: another thread may turn the weights to float32

@@ -36,7 +36,7 @@ def reshard(tree: Any, shardings: Any, *, copy: bool = False) -> Any:
     return jax.tree.map(moved, tree, shardings)
 
 
-def cuts_beside(tree: Any, shardings: Any) -> bool:
+def cuts_on_devices(tree: Any, shardings: Any) -> bool:
     """Tell whether `reshard` would run programs on devices of `shardings` that span several.
 
     If another thread ran programs on them at the same time, the two could wait for each other.

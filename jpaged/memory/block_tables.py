@@ -194,7 +194,8 @@ class BlockTables:
         released_below: per group, number of the first logical block that was not yet considered for release.
         num_hashed: per group, number of leading blocks that were offered to the prefix cache.
         chains: hash chains, see `PrefixCache.chains`; at least as long as the blocks in `num_hashed`.
-        committed: version, known and computed tokens at the last commit; None = blocks were rewound since.
+        committed: what the last commit ended with, so that an equal one does nothing: the tables' version, the tokens
+            that the host knew, and those with KV. None = there was none, or blocks were rewound since.
         num_computed: tokens that had KV at the last commit or prefix hit.
         predicted: per group, runs of blocks that are active at the end of the predicted prefix.
         num_slots: length, in tokens, that the tables were last extended to.

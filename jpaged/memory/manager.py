@@ -419,7 +419,7 @@ class MemoryManager:
         sequence = self._sequences[seq_id]
         known, version = min(num_computed, len(token_ids)), sequence.version
         if sequence.committed == (version, known, num_computed):
-            return False  # blocks are asked for right after the token came that ended the last one
+            return False  # as where the next block is asked for right after a token was committed
         sequence.num_computed = num_computed
         if self.prefix_caching:
             self._updater.cache_full(sequence, token_ids, known)

@@ -25,7 +25,7 @@ class PrefixCache:
         generation: number of the weights that blocks are computed with. Blocks of one generation are never found
             in another.
         watch: hears of each content that is found from now on, or no longer; None = nothing does.
-        watched_changed: whether some of the contents that `watch_contents` named have changed since.
+        tracked_changed: whether a block with one of the contents that `track` named came or went since.
     """
 
     def __init__(self, groups: Sequence[tuple[Policy, int]]) -> None:
@@ -36,12 +36,12 @@ class PrefixCache:
         self._chain_keys = [size if policy.names_tokens else -size for policy, size in groups]
         self._block_of: list[dict[bytes, int]] = [{} for _ in groups]
         self._link_of: list[dict[int, Link]] = [{} for _ in groups]
-        self._watched: frozenset[bytes] = frozenset()
-        self.watched_changed = True
+        self._tracked: frozenset[bytes] = frozenset()
+        self.tracked_changed = True
 
-    def watch_contents(self, digests: frozenset[bytes]) -> None:
-        """Set `watched_changed` from now on when a block with one of these contents is inserted or forgotten."""
-        self._watched, self.watched_changed = digests, False
+    def track(self, digests: frozenset[bytes]) -> None:
+        """Set `tracked_changed` from now on when a block with one of these contents, and no others, comes or goes."""
+        self._tracked, self.tracked_changed = digests, False
 
     # One block.
 
@@ -68,8 +68,8 @@ class PrefixCache:
         """Remember the content of a full block, which has no twin."""
         self._block_of[g][link.digest] = block
         self._link_of[g][block] = link
-        if link.digest in self._watched:
-            self.watched_changed = True
+        if link.digest in self._tracked:
+            self.tracked_changed = True
         if self.watch is not None:
             self.watch.stored(g, link)
 
@@ -98,8 +98,8 @@ class PrefixCache:
         link = self._link_of[g].pop(block, None)
         if link is not None:
             del self._block_of[g][link.digest]
-            if link.digest in self._watched:
-                self.watched_changed = True
+            if link.digest in self._tracked:
+                self.tracked_changed = True
             if self.watch is not None:
                 self.watch.removed(g, link)
 

@@ -107,7 +107,7 @@ class PrefixLookup:
         length = self._attach_from_tiers(sequence, token_ids, limit, spans) if from_tiers else 0
         if length:
             return length
-        length, found = self._match(sequence, token_ids, limit, spans, known, is_again=chains is not None)
+        length, found = self._match(sequence, token_ids, limit, spans, known, is_named=chains is not None)
         self._named.append(_NamedPrompt(known, _copies(sequence.chains)))
         sequence.request.parts_at = max(length, self._kept_of(found))
         self._begin(sequence, length, spans)
@@ -123,19 +123,26 @@ class PrefixLookup:
         spans: Sequence[TokenSpan],
         known: tuple[Any, ...],
         *,
-        is_again: bool,
+        is_named: bool,
     ) -> tuple[int, list[list[int | None]]]:
         """Return what `PrefixCache.match` does. A prompt that waits for room is matched again only after a block of its
-        own came or went."""
+        own came or went.
+
+        Args:
+            is_named: whether its hash chains were remembered, as it was looked up before.
+        """
         matched, groups = self._matched, sequence.request.groups
-        holds = is_again and not self._cache.watched_changed  # its chains are named then
-        if matched is not None and holds and matched.known == known and matched.groups == groups:
+        is_same = is_named and matched is not None and matched.known == known and matched.groups == groups
+        if is_same and matched is not None and not self._cache.tracked_changed:
             return matched.length, matched.found
         length, found = self._cache.match(sequence, token_ids, limit, spans)
-        if is_again:
-            self._matched = _Match(known, list(groups), length, found)
+        if is_same:
+            self._cache.tracked_changed = False
+        elif is_named:
             links = (link for chain in sequence.chains.values() for link in chain.links)
-            self._cache.watch_contents(frozenset(link.digest for link in links))
+            self._cache.track(frozenset(link.digest for link in links))
+        if is_named:
+            self._matched = _Match(known, list(groups), length, found)
         return length, found
 
     def adopt(

@@ -65,7 +65,10 @@ class HostBlocks:
         return [list(free) for free in self._free]
 
     def load(self, ref_count: Sequence[Sequence[int]], free: Sequence[Sequence[int]]) -> None:
-        """Restore saved owner counts and free lists."""
+        """Restore saved owner counts and free lists, which the caller has compared with `limit_bytes`.
+
+        What adapters have of host memory is not asked: an engine with adapters restores no blocks.
+        """
         self.ref_count = [list(counts) for counts in ref_count]
         self._free = [list(blocks) for blocks in free]
         self._use(sum(self.num_used(g) * size for g, size in enumerate(self.block_bytes)) - self.used_bytes)
@@ -88,7 +91,7 @@ class HostBlocks:
     def _use(self, num_bytes: int) -> None:
         self.used_bytes += num_bytes
         if self._tiers is not None and num_bytes:
-            self._tiers.swapped(self.used_bytes)
+            self._tiers.leave_swapped(self.used_bytes)
 
 
 class SwapSpace:

@@ -369,34 +369,54 @@ class TableUpdater:
         tick, table = self.clock, sequence.tables[g]
         policy, size = sequence.request.groups[g]
         runs, release = sequence.predicted[g], self._allocator.release
-        retention = sequence.request.retention
-        ranked = retention is not None or bool(self._retention)
+        ranked = sequence.request.retention is not None or bool(self._retention)
         checkpoints = self._checkpoints if self._checkpoints is not None and g in self._checkpoints.groups else None
-        if not (runs or ranked or unlikely or checkpoints is not None or self._in_use):
-            for i in reversed(logical):
-                if (block := table[i]) != NO_BLOCK:
-                    end = policy.prefix_end(i, size) if self._aligned else 0
-                    release(g, block, EvictionKey(tick, -end), self._is_cached(sequence, g, i))
-            return
+        is_plain = not (runs or ranked or unlikely or checkpoints is not None or self._in_use)
         for i in reversed(logical):
-            block = table[i]
-            if block != NO_BLOCK:
-                end = policy.prefix_end(i, size)
-                time = EvictionKey(tick, -end if self._aligned else 0)
-                protect = bool(runs) and any(i in run for run in runs)
+            if (block := table[i]) != NO_BLOCK:
+                end = policy.prefix_end(i, size) if self._aligned else 0
+                key, protect = EvictionKey(tick, -end), False
                 cached = self._is_cached(sequence, g, i)
-                level = self._level(retention, g, block, end) if cached and ranked else 0
-                self._in_use.pop((g, block), None)
-                if cached and not level and junction and end == junction and checkpoints is not None:
-                    time = time.at_level(IN_USE)
-                    self._in_use[g, block] = self._kv_at(sequence, end)
-                elif level or i in unlikely:
-                    time, protect = time.at_level(level or UNLIKELY), False  # the user knows better than the prediction
-                release(g, block, time, cached, protect)
+                if not is_plain:
+                    key, protect = self._ranked(
+                        sequence, g, i, key, cached, unlikely, 0 if checkpoints is None else junction
+                    )
+                release(g, block, key, cached, protect)
                 if checkpoints is not None and cached:
                     guess = sequence.request.guess((i + 1) * size)
                     if guess is not None:
                         checkpoints.left(g, block, guess)
+
+    def _ranked(
+        self,
+        sequence: BlockTables,
+        g: int,
+        logical: int,
+        key: EvictionKey,
+        cached: bool,
+        unlikely: Container[int],
+        junction: int,
+    ) -> tuple[EvictionKey, bool]:
+        """Return the key at the level of priority that a released block has from now on, and whether to protect it.
+
+        Args:
+            logical: number of the block in the table.
+            key: its key without any level.
+            cached: whether its content can be found.
+            unlikely, junction: see `_release`.
+        """
+        block, (policy, size) = sequence.tables[g][logical], sequence.request.groups[g]
+        end, retention, level = policy.prefix_end(logical, size), sequence.request.retention, 0
+        protect = any(logical in run for run in sequence.predicted[g])
+        if cached and (retention is not None or self._retention):
+            level = self._level(retention, g, block, end)
+        self._in_use.pop((g, block), None)
+        if cached and not level and junction and end == junction:
+            self._in_use[g, block] = self._kv_at(sequence, end)
+            return key.at_level(IN_USE), protect
+        if level or logical in unlikely:
+            return key.at_level(level or UNLIKELY), False  # the user knows better than the prediction
+        return key, protect
 
     def _level(self, retention: CacheRetention | None, g: int, block: int, end: int) -> int:
         """Return the level of priority of a cached block whose prefix ends at `end`, after noting what a request that

@@ -209,7 +209,6 @@ class InputProcessor:
         prefill_only: bool = False,
     ) -> Request:
         """Make a request for a prompt that was parsed; see `process`."""
-        adapter = None if lora is None else self.adapters.find(lora)
         beam_params = None
         if isinstance(params, BeamSearchParams):
             beam_params, params = params, params.sampling_params()
@@ -227,9 +226,10 @@ class InputProcessor:
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         eos = frozenset() if params.ignore_eos else self.eos_ids
         stop_ids = eos | frozenset(params.stop_token_ids)
-        seed, request_ids, seq_ids = self._ids.draw(params, -(-params.n // self.max_num_seqs))
         bad_words = bad_word_tokens(params, self.tokenizer)
         check_tokens_left(params, self.vocab_size, stop_ids, bad_words)
+        adapter = None if lora is None else self.adapters.find(lora)  # last, as it may read a folder
+        seed, request_ids, seq_ids = self._ids.draw(params, -(-params.n // self.max_num_seqs))
         sequences = [Sequence(seq_id, i, list(token_ids), count) for i, seq_id in enumerate(seq_ids)]
         request = Request(
             request_id=request_ids[0],

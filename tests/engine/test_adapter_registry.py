@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, Lock
 
 import pytest
 from lora_checkpoints import save_all
@@ -12,6 +14,7 @@ from jpaged import LLM, LoRARequest
 from jpaged.execution.caches.adapters import AdapterCache
 from jpaged.loading.load import load_model
 from jpaged.loading.lora import AdapterRegistry
+from jpaged.loading.lora.peft import read_peft_folder
 from jpaged.memory.tiers import HostMemory
 
 
@@ -83,18 +86,68 @@ def test_half_of_the_host_memory_that_blocks_are_kept_in_bounds_the_adapters_wit
     registry = AdapterRegistry(*parts, folders, host)
     assert names_held(registry, folders, monkeypatch) == [two, three]
     assert host.adapters == each[two] + each[three] == host.taken
-    host.swapped = host.limit  # swapped blocks have all of it by now
-    registry.find(three)
-    assert (host.adapters, registry.num_held) == (0, 0)
+    used = registry.find(three)
+    assert host.for_swapped == host.limit - each[three], "the other one gives way"
+    host.leave_swapped(host.limit - each[three])
+    assert host.adapters == each[three] and host.taken == host.limit
+    del used
+    assert host.for_swapped == host.limit
+    host.leave_swapped(host.limit)
+    assert host.adapters == 0
 
 
 def test_two_names_of_one_content_share_it(parts, folders: dict[str, str], tmp_path: Path):
     name = next(iter(folders))
     twin = shutil.copytree(folders[name], tmp_path / "twin").as_posix()
-    registry = AdapterRegistry(*parts, {name: folders[name], "twin": twin}, HostMemory())
+    host = HostMemory()
+    registry = AdapterRegistry(*parts, {name: folders[name], "twin": twin}, host)
     first, second = registry.find(name), registry.find("twin")
-    assert (first.name, second.name, registry.num_held) == (name, "twin", 1)
+    assert (first.name, second.name, host.adapters) == (name, "twin", first.blocks.nbytes)
     assert first.blocks is second.blocks and first.salt != second.salt
+
+
+def test_of_two_folders_that_get_one_new_name_at_once_the_second_is_refused(
+    parts, folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    registry = AdapterRegistry(*parts, {}, HostMemory())
+    one, two, _ = folders.values()
+    both_asked, reads = Barrier(2), []
+
+    def read_late(folder: str):
+        reads.append(folder)
+        both_asked.wait(60)
+        return read_peft_folder(folder)
+
+    class Waits:  # for the lock under which folders are read; the second to come has looked for the name before
+        def __init__(self) -> None:
+            self.lock = Lock()
+
+        def __enter__(self) -> None:
+            if not self.lock.acquire(blocking=False):
+                both_asked.wait(60)
+                self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    monkeypatch.setattr(registry, "_reading", Waits())
+    monkeypatch.setattr("jpaged.loading.lora.registry.read_peft_folder", read_late)
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(registry.find, LoRARequest("new", 1, folder)) for folder in (one, two)]
+    (refused,) = (error for found in asked if (error := found.exception()) is not None)
+    other = two if reads == [one] else one
+    assert str(refused) == f"lora_path='{other}': the adapter 'new' was read from {reads[0]}; choose another name"
+
+
+def test_an_adapter_that_was_let_go_while_the_lock_was_held_is_dropped_once_it_is_not(parts, folders: dict[str, str]):
+    host = HostMemory()
+    registry = AdapterRegistry(*parts, folders, host, 1)
+    used = {name: registry.find(name) for name in folders}
+    *_, last = (adapter.blocks.nbytes for adapter in used.values())
+    with registry._locked():  # as where Python collects garbage in a thread that holds it
+        used.clear()
+        assert host.adapters > last
+    assert host.adapters == last
 
 
 def test_a_dropped_adapter_whose_folder_changed_or_is_gone_is_refused_and_no_other_is(parts, folders: dict[str, str]):

@@ -1,4 +1,4 @@
-"""Recurrent layers' default checkpoints: far apart inside a long prompt, close behind its end, and no token changes."""
+"""Recurrent layers' default checkpoints: far apart inside a long prompt, close to its end, and no token changes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from on_the_host import nothing_large_on_the_host
 
-from jpaged.execution.resharding import cuts_beside, reshard
+from jpaged.execution.resharding import cuts_on_devices, reshard
 
 
 def main() -> None:
@@ -49,8 +49,8 @@ def main() -> None:
     except AssertionError:
         seen = True
     halves = jax.device_put(numbers, shardings[0])
-    beside = [cuts_beside([array], [shardings[1]]) for array in (halves, elsewhere, numbers)]
-    print(json.dumps({"cases": cases, "wrong": wrong, "shared": shared, "seen": seen, "beside": beside}))
+    on_devices = [cuts_on_devices([array], [shardings[1]]) for array in (halves, elsewhere, numbers)]
+    print(json.dumps({"cases": cases, "wrong": wrong, "shared": shared, "seen": seen, "on_devices": on_devices}))
 
 
 if __name__ == "__main__":

@@ -86,12 +86,18 @@ def test_a_prompt_that_waits_is_matched_again_only_after_a_block_of_its_own_came
     serve(manager, 1, TOKENS)
     manager.free(1)
     calls, match = [], PrefixCache.match
+    tracked, track = [], PrefixCache.track
 
     def counted(*args, **more):
         calls.append(args)
         return match(*args, **more)
 
+    def counted_tracks(cache, digests):
+        tracked.append(len(digests))
+        track(cache, digests)
+
     monkeypatch.setattr(PrefixCache, "match", counted)
+    monkeypatch.setattr(PrefixCache, "track", counted_tracks)
     assert [ask(manager, TOKENS) for _ in range(4)] == [40] * 4
     assert len(calls) == 1, "what the second look found is remembered"
     serve(manager, 2, list(range(500, 520)))
@@ -101,4 +107,9 @@ def test_a_prompt_that_waits_is_matched_again_only_after_a_block_of_its_own_came
     serve(manager, 3, list(range(600, 680)))
     calls.clear()
     assert ask(manager, TOKENS) < 40 and len(calls) == 1, "it lost some to another sequence"
+    assert len(tracked) == 1, "its contents are the same as before"
+    manager.free(3)
+    serve(manager, 4, TOKENS)
+    assert ask(manager, TOKENS) == 40, "and are back"
+    manager.free(4)
     manager.check_invariants()

@@ -126,7 +126,7 @@ def test_without_prefix_caching_an_image_is_gone_with_its_last_user():
     assert counts(memory) == (0, 0)
 
 
-def test_admission_counts_the_largest_image_beside_the_tokens():
+def test_admission_counts_the_largest_image_and_the_tokens():
     memory = manager(num_pages=4, watermark=0.0)
     assert memory.can_admit(Need(8, held_blocks=[0, 3])) is Fit.OK
     assert memory.can_admit(Need(9, held_blocks=[0, 3])) is Fit.NEVER

@@ -49,6 +49,25 @@ def test_a_prompt_whose_output_nobody_reads_may_have_max_model_len_tokens(inputs
         inputs.process([5] * 65, PREFILL_ONLY, prefill_only=True)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([5] * 65, {}, "65 tokens, which leaves no room"),
+        ([5, 999], {}, "999"),
+        ([5], {"logprobs": 21}, "max_logprobs=20"),
+        ([5], {"allowed_token_ids": [2], "min_tokens": 1}, "may leave no token"),
+    ],
+)
+def test_no_adapter_is_read_for_a_request_that_is_refused_anyway(prompt, params, message):
+    class Adapters:
+        def find(self, asked):
+            raise AssertionError(f"{asked} is not to be read")
+
+    inputs = InputProcessor(None, adapters=Adapters(), **LIMITS)
+    with pytest.raises(ValueError, match=message):
+        inputs.process([*prompt], SamplingParams(**params), lora="one")
+
+
 def test_a_conversation_becomes_a_prompt(inputs):
     request = inputs.process(Conversation([{"role": "user", "content": "hi"}]), SamplingParams())
     assert request.prompt == "<s>user: hi<s>assistant:"

@@ -101,7 +101,7 @@ class NextDecodes(NamedTuple):
     """
 
     positions: Int[np.ndarray, " seqs"]
-    changed: Sequence[int]
+    changed: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)

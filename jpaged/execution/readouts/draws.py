@@ -97,8 +97,9 @@ class Draws:
         sizes = self._buckets.samples_holding(max(step.num_samples for step in steps))
         args, top = self._arrays(steps, sizes[0])
         if not self._is_ready(args, top):
+            ranked = _ranked(steps)
             for rows in sizes:
-                larger, ranked = self._arrays(steps, rows)[0], _ranked(steps)
+                larger, _ = self._arrays(steps, rows)
                 found = next((which for which in (top, ranked) if self._is_ready(larger, which)), None)
                 if found is not None:
                     self._lacks(sizes[0], top)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.execution.mesh import HostOrDevice
 from jpaged.execution.sampling.edit import NO_ROW, Edit, history_of, newest, of_row, pending_row, with_rows
-from jpaged.execution.sampling.token_counts import counted, token_edits
+from jpaged.execution.sampling.token_counts import count_new, token_edits
 from jpaged.scheduling.hooks import mask_after
 from jpaged.scheduling.request import Request
 from jpaged.scheduling.step import Sample
@@ -75,7 +75,7 @@ class BiasAndPenalties(Edit[WeighedTokens]):
         each = [samples[row] for row in rows]
         known = [history_of(sample) for sample in each]
         tokens = [
-            token_edits(request.params, seq.num_prompt, history) if chunk.drafts else counted(request, seq)
+            token_edits(request.params, seq.num_prompt, history) if chunk.drafts else count_new(request, seq)
             for (request, seq, chunk), history in zip(each, known, strict=True)
         ]
         params = [sample.request.params for sample in each]

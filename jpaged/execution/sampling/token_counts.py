@@ -82,11 +82,11 @@ class TokenCounts:
 
 
 _COUNTS: WeakKeyDictionary[Sequence, TokenCounts] = WeakKeyDictionary()
+"""What is counted of each sequence, as long as it lives."""
 
 
-def counted(request: Request, seq: Sequence) -> TokenEdits:
-    """Return the edits of a row by the tokens of its sequence. The counts are kept from step to step, as long as the
-    sequence lives."""
+def count_new(request: Request, seq: Sequence) -> TokenEdits:
+    """Count the tokens that came to a sequence since the last call, and return the edits of its row."""
     counts = _COUNTS.get(seq)
     if counts is None or not counts.are_of(seq):
         counts = _COUNTS[seq] = TokenCounts(request.params, seq.num_prompt, seq.token_ids)

@@ -6,7 +6,8 @@ import math
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -62,7 +63,8 @@ class AdapterRegistry:
 
     Args:
         modules: folders of adapters to read now, by name.
-        host: the bound on host memory, which counts the adapters' bytes.
+        host: the bound on host memory, which counts the adapters' bytes and has unused ones dropped for swapped
+            blocks.
         most: most adapters; None = only `host` bounds them.
 
     Raises:
@@ -81,22 +83,20 @@ class AdapterRegistry:
         self._host = host
         self._most = most
         _, self._places = find_sites(loaded)
-        self._lock = threading.Lock()  # of all that follows; nothing is read while it is held
         self._reading = threading.Lock()  # one thread reads at a time, and others find what is there
-        self._known: dict[str, _Named] = {}
+        self._lock = threading.Lock()  # of all that follows, see `_locked`; nothing is read while it is held
+        self._known: dict[str, _Named] = {}  # changed while `_reading` is held too
         self._contents: OrderedDict[bytes, _Content] = OrderedDict()  # the one asked for last is last
+        self._has_changed = False  # contents or their users, since they were last counted
+        host.drop_unused = self._changed
         for name, path in modules.items():
             self.find(LoRARequest(name, 1, str(path)))
 
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names of all adapters that were ever read."""
-        return tuple(self._known)
-
-    @property
-    def num_held(self) -> int:
-        """Return how many adapters are in host memory."""
-        return len(self._contents)
+        with self._locked():
+            return tuple(self._known)
 
     def find(self, asked: LoRARequest | str) -> Adapter:
         """Return an adapter; one that is not in host memory is read from its folder first.
@@ -106,13 +106,13 @@ class AdapterRegistry:
                 adapter cannot be used with this model, or it was dropped and its folder is gone or has other content.
         """
         name, path = (asked, None) if isinstance(asked, str) else (asked.lora_name, asked.lora_path or None)
-        folder = self._folder(name, path)
-        if (adapter := self._held(name)) is not None:
-            return adapter
-        with self._reading:
-            if (adapter := self._held(name)) is not None:  # another thread has read it meanwhile
-                return adapter
-            return self._hand_out(self._read(name, folder), folder)
+        folder, adapter = self._take(name, path)
+        if adapter is None:
+            with self._reading:
+                folder, adapter = self._take(name, path)  # another thread may have given it a folder meanwhile
+                if adapter is None:
+                    adapter = self._keep(self._read(name, folder), folder)
+        return adapter
 
     def restored(self, name: str, digest: str) -> Adapter:
         """Return the adapter of a saved request.
@@ -124,6 +124,14 @@ class AdapterRegistry:
         if adapter.digest.hex() != digest:
             raise ValueError(f"the adapter {name!r} has another content than when the state was saved")
         return adapter
+
+    def _take(self, name: str, path: str | None) -> tuple[str, Adapter | None]:
+        """Return the folder of a name, and its adapter for a request; None where that is not in host memory."""
+        with self._locked():
+            known = self._known.get(name)
+            folder = self._folder(name, path)
+            content = None if known is None else self._contents.get(known.digest)
+            return folder, None if content is None else self._lend(name, content)
 
     def _folder(self, name: str, path: str | None) -> str:
         """Return the folder of a name, which may be asked for with a path."""
@@ -139,59 +147,65 @@ class AdapterRegistry:
     def _read(self, name: str, folder: str) -> Adapter:
         """Read an adapter, for the first time or again."""
         known = self._known.get(name)
+        dropped = f"the adapter {name!r} was dropped from host memory (max_cpu_loras, kv_offloading_size)"
         try:
             adapter = packed(name, read_peft_folder(folder), self._places, self._cache)
         except (ValueError, OSError) as error:
             if known is None:
                 raise
-            raise ValueError(
-                f"the adapter {name!r} was dropped from host memory (max_cpu_loras, kv_offloading_size) and cannot be "
-                f"read again: {error}"
-            ) from error
+            raise ValueError(f"{dropped} and cannot be read again: {error}") from error
         if known is not None and adapter.digest != known.digest:
             raise ValueError(
-                f"the adapter {name!r} was dropped from host memory (max_cpu_loras, kv_offloading_size), and {folder} "
-                "has another content now than when it was first read: choose another name"
+                f"{dropped}, and {folder} has another content now than when it was first read: choose another name"
             )
         return adapter
 
-    def _held(self, name: str) -> Adapter | None:
-        """Return the adapter of a name if it is in host memory."""
-        with self._lock:
-            known = self._known.get(name)
-            content = None if known is None else self._contents.get(known.digest)
-            return None if content is None else self._used(name, content)
-
-    def _hand_out(self, adapter: Adapter, folder: str) -> Adapter:
-        """Keep an adapter that was read, and return the value for a request."""
-        with self._lock:
+    def _keep(self, adapter: Adapter, folder: str) -> Adapter:
+        """Keep an adapter that was read, and return it for a request."""
+        with self._locked():
             self._known.setdefault(adapter.name, _Named(str(Path(folder).absolute()), adapter.digest))
-            content = self._contents.setdefault(adapter.digest, _Content(adapter))
-            used = self._used(adapter.name, content)
-            self._count()
-            self._drop_unused()
-            return used
+            return self._lend(adapter.name, self._contents.setdefault(adapter.digest, _Content(adapter)))
 
-    def _used(self, name: str, content: _Content) -> Adapter:
-        """Return a value for a request: while it lives the content stays."""
+    def _lend(self, name: str, content: _Content) -> Adapter:
+        """Make a value for a request, as long as which lives the content stays."""
         whole = content.adapter
 
         def let_go(user: weakref.ref[Adapter]) -> None:
-            # Any thread may be here, even one that holds the lock, in which Python collects garbage: never wait for it.
             content.users.discard(user)
-            if self._lock.acquire(blocking=False):
-                try:
-                    self._drop_unused()
-                finally:
-                    self._lock.release()
+            self._changed()
 
         adapter = Adapter(name, whole.digest, whole.blocks, whole.site_blocks)
         content.users.add(weakref.ref(adapter, let_go))
         self._contents.move_to_end(whole.digest)
+        self._has_changed = True
         return adapter
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock; then count what changed, also what others, who never wait for the lock, have changed."""
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._settle()
+
+    def _changed(self) -> None:
+        """Count contents and users again, and drop what is too much: now, or when whoever holds the lock lets it go."""
+        self._has_changed = True
+        self._settle()
+
+    def _settle(self) -> None:
+        # Any thread may be here, even one that holds the lock, in which Python collects garbage: never wait for it.
+        while self._has_changed and self._lock.acquire(blocking=False):
+            try:
+                self._has_changed = False
+                self._drop_unused()
+            finally:
+                self._lock.release()
 
     def _drop_unused(self) -> None:
         """Drop contents that no request uses, least recently asked for first, while there are too many."""
+        self._count()
         for digest, content in list(self._contents.items()):
             if self._host.adapters <= self._host.for_adapters and len(self._contents) <= (self._most or math.inf):
                 break
@@ -200,4 +214,6 @@ class AdapterRegistry:
                 self._count()
 
     def _count(self) -> None:
-        self._host.adapters = sum(content.num_bytes for content in self._contents.values())
+        contents = list(self._contents.values())
+        self._host.adapters = sum(content.num_bytes for content in contents)
+        self._host.used_adapters = sum(content.num_bytes for content in contents if content.users)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 
 class HostMemory:
@@ -16,13 +17,17 @@ class HostMemory:
 
     Attributes:
         adapters: bytes of the adapters.
+        used_adapters: those of adapters that unfinished requests use, which cannot be dropped.
         swapped: bytes of the swapped blocks.
+        drop_unused: drops adapters that no request uses while there are more than `for_adapters`; it never waits.
     """
 
     def __init__(self, limit: float = math.inf) -> None:
         self.limit = limit
         self.adapters = 0
+        self.used_adapters = 0
         self.swapped = 0
+        self.drop_unused: Callable[[], None] = lambda: None
 
     @property
     def for_adapters(self) -> float:
@@ -32,8 +37,15 @@ class HostMemory:
 
     @property
     def for_swapped(self) -> float:
-        """Return the most bytes of swapped blocks: what adapters leave, as cached blocks give way to both."""
-        return self.limit - self.adapters
+        """Return the most bytes of swapped blocks: what adapters in use leave, as all others and cached blocks give way
+        to them."""
+        return self.limit - self.used_adapters
+
+    def leave_swapped(self, num_bytes: int) -> None:
+        """Leave so many bytes to swapped blocks."""
+        self.swapped = num_bytes
+        if self.adapters > self.for_adapters:
+            self.drop_unused()
 
     @property
     def taken(self) -> int:

@@ -91,7 +91,7 @@ class Tiers:
         for tier in self.each:
             tier.give_up_step()
         self.prefetch.clear()
-        self.swapped(0)
+        self.leave_swapped(0)
         self._begin()
 
     # Blocks that the pool fills and evicts.
@@ -206,9 +206,9 @@ class Tiers:
         """Return the most bytes of swapped blocks, in the layout's terms."""
         return self.host.for_swapped / self.each[0].shards
 
-    def swapped(self, num_bytes: int) -> None:
+    def leave_swapped(self, num_bytes: int) -> None:
         """Leave so many bytes of host memory, in the layout's terms, to swapped blocks."""
-        self.host.swapped = num_bytes * self.each[0].shards
+        self.host.leave_swapped(num_bytes * self.each[0].shards)
         self._leave_ram()
 
     def _leave_ram(self) -> None:

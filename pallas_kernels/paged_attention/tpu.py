@@ -198,9 +198,9 @@ def _launch(
     )
     value_lanes = len(shared.held.values) * LANES
     zero_dead_units = plan.prompts is None
-    batch_rows = max(ROWS_OF_BLOCK, HEADS_OF_BLOCK // heads) if pipelined else ROWS_OF_BLOCK
-    while batch_rows > ROWS_OF_BLOCK and batch_rows >= 2 * tokens:
-        batch_rows //= 2
+    batch_rows = ROWS_OF_BLOCK
+    while pipelined and 2 * batch_rows * heads <= HEADS_OF_BLOCK and batch_rows < tokens:
+        batch_rows *= 2
     block_chunks = batch_rows if one_row else tile.chunks
     # Where unit u is row u, a turn of the grid takes a block of rows: a turn for each takes forty cycles more.
     at_once = min(batch_rows, units) if one_row and zero_dead_units else 1
@@ -253,7 +253,7 @@ def _launch(
         inputs.append(into)
     new_rows = shared.new_rows
     align = 32 // view.dtype.itemsize
-    new_block = max(align, at_once)
+    new_block = -(-at_once // align) * align  # whole memory tiles
 
     def rows_of_unit(h, u, *more):
         return h, 0, lax.div(tile_of_unit(h, u, *more)[0], new_block), 0

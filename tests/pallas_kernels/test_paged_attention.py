@@ -15,7 +15,7 @@ from tpu_interpreter import run_recording_races
 
 from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.kv_write import kv_write
-from pallas_kernels.layout import pack_kv
+from pallas_kernels.layout import pack_kv, view_shape
 from pallas_kernels.paged_attention import (
     Tuning,
     cpu,
@@ -666,6 +666,30 @@ def test_a_launch_that_writes_and_attends_gives_the_bits_of_two(monkeypatch, cas
 def fused(q, view, layer, k, v, *where, interpret, **options):
     call = AttentionCall(q, view, layer, *where, max_query_len=1, **options)
     return tpu.paged_attention(call, new=pack_kv(k, v), interpret=interpret)[::-1]
+
+
+@pytest.mark.parametrize(("tokens", "heads"), [(20, 1), rarely(100, 1), (48, 3)])
+def test_a_pipeline_is_lowered_for_any_number_of_sequences_and_heads(monkeypatch, tokens, heads):
+    tune(monkeypatch, step_keys=128, pipelined_scores=2**20)
+    bf16, of = jnp.bfloat16, jax.ShapeDtypeStruct
+    rows, view = of((tokens, heads, 128), bf16), of(view_shape(64, 2, heads, 128, 16, "bfloat16"), bf16)
+    where = of((tokens, 8), jnp.int32), of((tokens + 1,), jnp.int32), of((tokens,), jnp.int32)
+    traced = jax.jit(partial(write_and_attend, scale=1.0, impl="tpu")).trace(
+        of((tokens, heads, 4, 128), bf16), view, of((), jnp.int32), rows, rows, *where
+    )
+    assert "paged_attention_decode" in traced.lower(lowering_platforms=("tpu",)).as_text()
+
+
+@pytest.mark.nightly
+def test_each_of_more_rows_than_a_memory_tile_has_is_written(monkeypatch):
+    """A block of the batch is whole memory tiles of new rows, of 16 each."""
+    tune(monkeypatch, step_keys=128, pipelined_scores=2**20)
+    case = Case(kv_heads=1, q_per_kv=1, tokens=24, seqs=24, pages=1, max_query_len=1, layers=1, dtype="bfloat16")
+    arrays = decode_with_new(case, [number % 16 for number in range(24)])
+    found = jax.jit(partial(write_and_attend, **options_of(case), impl="tpu_interpret"))(*arrays)
+    view, out = jax.jit(partial(apart, **options_of(case), impl="reference"))(*arrays)
+    same_bits(found[:1], [view])
+    assert_close(found[1], out, case.dtype)
 
 
 FEW_PLACES = Case(kv_heads=1, q_per_kv=1, tokens=5, seqs=5, pages=3, max_query_len=1, layers=1)

@@ -128,6 +128,8 @@ def attend_to_rows(
             # A branch costs a dozen cycles, so what few steps need is asked for at once.
             @pl.when(live & (broken | (first > 0) | (stop < step_keys) | (new is not None)))
             def _():
+                # An earlier step's values lie in the pages that this one lacks. They may be infinite or NaN.
+                clean.clear(at, pages, jnp.where(stop > half * span, step_pages, half * span_pages))
                 pl.when(broken)(lambda: missing.hide(at, unit, entry, pages))
                 if new is not None:
                     merge(new, unit, at, entry, start)
@@ -244,7 +246,7 @@ def attend_to_rows(
             for kept in WAITING:
                 for field, value in zip(FIELDS, (0, 1, -1, 0), strict=True):
                     waiting[kept, field] = value
-            ring.prime(clean.clear)
+            ring.prime()
             if new is not None:
                 new.prime()
 

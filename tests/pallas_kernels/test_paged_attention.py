@@ -459,30 +459,45 @@ def test_the_tpu_kernel_has_no_race(case, queries, contexts):
 
 
 def test_the_pipeline_of_decodes_has_no_race_and_reads_no_memory_that_was_never_written(monkeypatch):
-    """Sequences of few keys, of most of a step, of two steps; what is beyond their last keys is NaN."""
+    """Sequences of few keys, of most of a step, of two steps; what is beyond their last keys is NaN, and so are all
+    values of the first one, whose place in VMEM the last one's step gets."""
     tune(monkeypatch, **PIPELINED)
-    case = Case(kv_heads=1, tokens=4, seqs=4, pages=40, max_query_len=1, layers=1)
-    batch = make_batch(case, [1, 1, 1, 1], [300, 0, 600, 90])
+    case = Case(kv_heads=1, tokens=5, seqs=5, pages=40, max_query_len=1, layers=1)
+    batch = make_batch(case, [1] * 5, [300, 0, 600, 600, 90])
+    batch.view[batch.block_tables[0, :19], :, :, 1] = np.nan
     got, races = run_recording_races(on_tpu, *map(jnp.asarray, batch.arrays), **case.options)
-    assert not races
-    assert_close(got, dense_attention(case, batch), case.dtype)
+    assert not races and np.isnan(got[0]).all()
+    assert_close(got[1:], dense_attention(case, batch)[1:], case.dtype)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("case", "queries", "contexts"), by_name(RACE_CASES))
-def test_decodes_next_to_others_may_be_a_pipeline(monkeypatch, case, queries, contexts):
-    tune(monkeypatch, product_rows=64, tile_rows=64, **PIPELINED)
-    batch = make_batch(case, queries, contexts)
-    got, races = run_recording_races(on_tpu, *map(jnp.asarray, batch.arrays), **case.options)
-    assert not races
-    assert_close(got, dense_attention(case, batch), case.dtype)
+class Launched(Exception):
+    """Holds the arguments of a launch instead of making it."""
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", CASES)
-def test_the_pipeline_of_decodes_takes_what_attention_takes(monkeypatch, name):
-    tune(monkeypatch, product_rows=64, tile_rows=64, **PIPELINED)
-    agrees_with_dense_attention(CASES[name], compiled("tpu_interpret", CASES[name], "pipelined"))
+ONE_HEAD = Case(kv_heads=1, tokens=32, seqs=32, pages=64, max_query_len=1, layers=1)
+RINGS = {
+    "whole steps": (ONE_HEAD, "attend_to_rows", (6, 32)),
+    "a window of nine blocks": (replace(ONE_HEAD, sliding_window=128), "attend_to_rows", (6, 16)),
+    "a window of more keys than a span": (replace(ONE_HEAD, sliding_window=300), "attend_to_rows", (6, 32)),
+    "small steps": (replace(ONE_HEAD, sliding_window=5, head_dim=64, dtype="bfloat16"), "attend_to_rows", (24, 8)),
+    "tables of which two fit": (replace(ONE_HEAD, pages=30_000), "attend_to_units", (2, 32)),
+}
+
+
+@pytest.mark.parametrize(("case", "body", "ring"), by_name(RINGS, *RINGS))
+def test_a_pipeline_holds_whole_windows_and_more_steps_than_it_computes(monkeypatch, case, body, ring):
+    """(steps, pages of one) of a decode's ring. Where scalar memory has room for few block tables there is no pipeline,
+    which computes three steps at once."""
+    tune(monkeypatch, **PIPELINED)
+
+    def launch(kernel, *_, grid_spec, **__):
+        raise Launched(kernel.func.__name__, grid_spec.scratch_shapes[0].shape[:2])
+
+    monkeypatch.setattr(tpu.pl, "pallas_call", launch)
+    q, view, layer, _, *where = make_batch(replace(case, pages=1), [], []).arrays
+    with pytest.raises(Launched) as launched:
+        on_tpu(q, view, layer, jnp.zeros((32, case.pages), jnp.int32), *where, interpret=False, **case.options)
+    assert launched.value.args == (body, ring)
 
 
 PLAIN_CASES = {

@@ -83,7 +83,7 @@ class Tiling(NamedTuple):
 def takes(
     x: jax.Array, gate_up: jax.Array, down: jax.Array, experts: int, column_shards: int = 1, biased: int = 0
 ) -> bool:
-    """Tell whether MLPs are computed here: bfloat16, of whole registers, and few enough tokens.
+    """Tell whether MLPs are computed here: bfloat16, columns of whole registers, and few enough tokens.
 
     Args:
         experts: how many tokens choose from, on all devices.

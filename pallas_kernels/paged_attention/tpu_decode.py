@@ -213,7 +213,8 @@ def attend_to_rows(
             weights[:, :, i * span : (i + 1) * span] = new_weights[i]
         top[0], total[0], fade[...] = new_top, new_total, new_fade
         acc[0] = found = jnp.concatenate(values_so_far, axis=2)
-        # A step's result is written, though only that of a sequence's last one counts; of no step for another to write.
+        # Each step writes what its sequence has so far, so what the last one writes remains. Where no step waits, a row
+        # is written that a later turn writes again.
         write(jnp.where(was_weighed[ROW] < 0, row, was_weighed[ROW]), found * share)
         for field in FIELDS:
             waiting[WEIGHED, field] = was_scored[field]

@@ -29,9 +29,9 @@ class ExpertMLPs(nnx.Module):
     """Applies the MLPs of a token's experts, and sums their results.
 
     gate_up [experts, embed, 2 * mlp] and down [experts, mlp, embed], the columns of each expert as in `GatedMLP`. Those
-    of a device, and down's, are padded to multiples of `BuildContext.column_unit`. Without gates, gate_up holds up
-    alone, [experts, embed, mlp]. Tokens are sorted by expert, so that work follows the tokens, not the experts; a TPU
-    need not sort them, see `launches`.
+    of a device, and down's, are padded to multiples of `BuildContext.column_unit` where a launch may take them. Without
+    gates, gate_up holds up alone, [experts, embed, mlp]. Tokens are sorted by expert, so that work follows the tokens,
+    not the experts; a TPU need not sort them, see `launches`.
 
     Args:
         gated: whether the MLPs are gated.
@@ -53,8 +53,11 @@ class ExpertMLPs(nnx.Module):
         bias: bool = False,
         combine: Callable[[Array, Array], Array] | None = None,
     ):
-        self.width = layout.columns(width, build.column_unit)
-        self.embed = convert.Padded(embed, 1, unit=build.column_unit)
+        # No launch takes inputs that are weighed, or GELU's error function, which Mosaic lacks.
+        self.may_launch = not weighs_inputs and activation != "gelu"
+        unit = build.column_unit if self.may_launch else 1
+        self.width = layout.columns(width, unit)
+        self.embed = convert.Padded(embed, 1, unit=unit)
         mlp, experts = self.width.size, layout.experts
         columns, rows = layout.partition(None, None, TENSOR_AXIS), layout.partition(None, TENSOR_AXIS, None)
         self.gate_up = ExpertLinear(experts, embed, 2 * mlp if gated else mlp, build, partition=columns, bias=bias)
@@ -78,8 +81,8 @@ class ExpertMLPs(nnx.Module):
 
     def launches(self, x: Float[Array, "tokens embed"]) -> bool:
         """Tell whether `of_dense` may be called with these tokens, on TPUs (docs/decisions/0076)."""
-        if self.impl not in ("tpu", "tpu_interpret") or self.weighs_inputs or self.activation == "gelu":
-            return False  # Mosaic has no error function
+        if self.impl not in ("tpu", "tpu_interpret") or not self.may_launch:
+            return False
         gate_up, down, shards = self.gate_up.stacked_table, self.down.stacked_table, self.layout.column_shards
         if gate_up is None or down is None:
             return False

@@ -34,7 +34,7 @@ from .stack import LayerKind, Shared
 
 
 class ClampedExperts(ExpertMLPs):
-    """``sum_e share_e * (down_e((min(up, limit) + 1) * gate * sigmoid(alpha * gate)) + bias)`` over a token's experts.
+    """``sum_e share_e * (down_e(clamped(gate, up)) + bias)`` over a token's experts, see `clamped`.
 
     Parameters: those of `ExpertMLPs`, with biases; router [embed, experts] with a bias.
     """

@@ -169,10 +169,12 @@ class ExpertLinear(nnx.Module):
 
 
 def _of_layer(table: Any) -> Any:
+    """Return a layer's table, read out of the stack if it lies in one."""
     return table.read() if isinstance(table, StackedTable) else table
 
 
 def _stacked(table: Any) -> StackedTable | None:
+    """Return a layer's table as one of a stack, a single one as a stack of one; None if the layers' lie apart."""
     if isinstance(table, StackedTable):
         return table
     if isinstance(table, PerLayerWeights):

@@ -71,15 +71,19 @@ class TrainableModel:
         *,
         stacked: bool,
         expert_parallel: bool = False,
+        column_unit: int | None = None,
         engine: EngineShapes | None = None,
     ) -> TrainableModel:
         """Build the model that an engine's parameters fit.
 
         Args:
             family, config: the model's class and its Hugging Face config.
-            stacked, expert_parallel: as the parameters are held, see `BuildContext`.
+            stacked, expert_parallel, column_unit: as the parameters are held, see `BuildContext`. A `column_unit` of
+                None is that of the mesh's devices.
         """
         build = build_context(mesh, dtype, stacked=stacked, expert_parallel=expert_parallel, kernel_impl="xla")
+        if column_unit is not None:
+            build = replace(build, column_unit=column_unit)
         # Layers that are not stacked follow one another: a loop's derivative adds up zeros for each layer it has not
         # chosen.
         model = abstract_model(family, config, replace(build, product_impl="xla", unrolled=not stacked))
@@ -95,6 +99,7 @@ class TrainableModel:
             loaded.dtype,
             stacked=loaded.stacked,
             expert_parallel=loaded.expert_parallel,
+            column_unit=loaded.column_unit,
         )
 
     def logprobs(

@@ -83,7 +83,7 @@ class Tiling(NamedTuple):
 def takes(
     x: jax.Array, gate_up: jax.Array, down: jax.Array, experts: int, column_shards: int = 1, biased: int = 0
 ) -> bool:
-    """Tell whether MLPs are computed here: bfloat16, of whole registers, and few enough tokens.
+    """Tell whether MLPs are computed here: bfloat16, columns of whole registers, and few enough tokens.
 
     Args:
         experts: how many tokens choose from, on all devices.
@@ -115,7 +115,7 @@ def tiling(tokens: int, embed: int, mlp: int, matrices: int, experts: int, biase
     # A chunk's tokens and results, in two buffers each, its sum, and the compiler's temporaries as large as the sum, of
     # which it makes two. For each expert its shares, in two buffers, its tokens' numbers, and a temporary; and its
     # biases, in two buffers.
-    of_biases = 4 * biased * ((matrices - 1) * mlp + embed)
+    of_biases = 4 * -(-biased // SUBLANES) * SUBLANES * ((matrices - 1) * mlp + embed)
     kept = (2 * 2 + 2 * 2 + 3 * 4) * embed * chunk + 16 * experts * chunk + SPARE_BYTES + of_biases
     column = matrices * embed * 2
     fitting = min(PIECE_BYTES, (VMEM_BYTES - kept) // 2) // column

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 from pallas_kernels.kv_codes import TPU_TILE, encode, has_scales, stored, tokens_of
 from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reference import AttentionCall, Reach
-from pallas_kernels.paged_attention.tpu_decode import FIELDS, WAITING, attend_to_rows
+from pallas_kernels.paged_attention.tpu_decode import BUFFERS_IN_USE, FIELDS, WAITING, attend_to_rows
 from pallas_kernels.paged_attention.tpu_kernel import attend_to_units
 from pallas_kernels.paged_attention.tpu_new_rows import IN_FLIGHT
 from pallas_kernels.paged_attention.tpu_plan import MIB, Plan, Tuning, copies_of, make_plan
@@ -128,7 +128,7 @@ class _Shared(NamedTuple):
         view: HBM [blocks * layers, kv_heads, tiles, block_rows, 128].
         sinks: float32 [kv_heads, q_per_kv], in units of log 2; None = none.
         held: the lanes of a row that hold keys and values.
-        options: further arguments of `attend_to_unit`.
+        options: further arguments of `attend_to_unit` and of `attend_to_rows`.
         pages: width of the block tables.
         new_rows: what `NewRows` merges: nothing, rows, or rows and words.
     """
@@ -187,9 +187,10 @@ def _launch(
     whole_step = pages_of_step(row_bytes, block_size, seen, tuning)[1] * block_size
     pipelined = one_row and heads * max(rows, SUBLANES) * whole_step <= tuning.pipelined_scores
     pipelined &= view.dtype.itemsize > 1  # codes were not simulated
+    whole_tables = plan.tables.ndim == 1
+    pipelined &= whole_tables or deepest_ring(shared.pages) > BUFFERS_IN_USE
     pages = min(shared.pages, seen) if pipelined else shared.pages
     span_pages, step_pages = pages_of_step(row_bytes, block_size, pages, tuning)
-    whole_tables = plan.tables.ndim == 1
     depth = _ring_depth(
         step_pages * block_size * row_bytes,
         tuning,
@@ -198,9 +199,9 @@ def _launch(
     )
     value_lanes = len(shared.held.values) * LANES
     zero_dead_units = plan.prompts is None
-    batch_rows = max(ROWS_OF_BLOCK, HEADS_OF_BLOCK // heads) if pipelined else ROWS_OF_BLOCK
-    while batch_rows > ROWS_OF_BLOCK and batch_rows >= 2 * tokens:
-        batch_rows //= 2
+    batch_rows = ROWS_OF_BLOCK
+    while pipelined and 2 * batch_rows * heads <= HEADS_OF_BLOCK and batch_rows < tokens:
+        batch_rows *= 2
     block_chunks = batch_rows if one_row else tile.chunks
     # Where unit u is row u, a turn of the grid takes a block of rows: a turn for each takes forty cycles more.
     at_once = min(batch_rows, units) if one_row and zero_dead_units else 1
@@ -253,7 +254,7 @@ def _launch(
         inputs.append(into)
     new_rows = shared.new_rows
     align = 32 // view.dtype.itemsize
-    new_block = max(align, at_once)
+    new_block = -(-at_once // align) * align  # whole memory tiles
 
     def rows_of_unit(h, u, *more):
         return h, 0, lax.div(tile_of_unit(h, u, *more)[0], new_block), 0
@@ -351,19 +352,22 @@ def pages_of_step(key_bytes: int, block_size: int, pages: int, tuning: Tuning) -
 
 
 def _pages_seen(reach: Reach, block_size: int) -> int:
-    """Return the most pages with a key that one query sees."""
+    """Return the most pages with a key that one query sees, rounded up to whole spans."""
     limits = [limit for limit in (reach.window, reach.chunk) if limit is not None]
-    return (min(limits) + block_size - 2) // block_size + 1 if limits else 2**20
+    pages = (min(limits) + block_size - 2) // block_size + 1 if limits else 2**20
+    aligned = LANES // math.gcd(LANES, block_size)  # as in pages_of_step
+    span = max(1, min(-(-pages // aligned), MAX_SPAN_KEYS // (aligned * block_size))) * aligned
+    return -(-pages // span) * span
 
 
 def _ring_depth(step_bytes: int, tuning: Tuning, pages: int | None, least: int) -> int:
-    """Return the number of steps that VMEM holds at once: one is computed, the others are in flight.
+    """Return the number of steps that VMEM holds at once: those that are computed, and those in flight.
 
     Args:
         pages: width of block tables that are copied one by one, see `tpu_ring`; None = all are in scalar memory.
-        least: steps that are held however large they are, if the tables of so many fit.
+        least: steps that are held however large they are; fewer where the tables of so many do not fit.
     """
     depth = least
-    while 2 * depth * step_bytes <= tuning.flight_bytes and depth < MAX_DEPTH:
+    while 2 * depth * step_bytes <= tuning.flight_bytes and 2 * depth <= MAX_DEPTH:
         depth *= 2
     return depth if pages is None else min(depth, deepest_ring(pages))

@@ -128,6 +128,8 @@ def attend_to_rows(
             # A branch costs a dozen cycles, so what few steps need is asked for at once.
             @pl.when(live & (broken | (first > 0) | (stop < step_keys) | (new is not None)))
             def _():
+                # An earlier step's values lie in the pages that this one lacks. They may be infinite or NaN.
+                clean.clear(at, pages, jnp.where(stop > half * span, step_pages, half * span_pages))
                 pl.when(broken)(lambda: missing.hide(at, unit, entry, pages))
                 if new is not None:
                     merge(new, unit, at, entry, start)
@@ -211,7 +213,8 @@ def attend_to_rows(
             weights[:, :, i * span : (i + 1) * span] = new_weights[i]
         top[0], total[0], fade[...] = new_top, new_total, new_fade
         acc[0] = found = jnp.concatenate(values_so_far, axis=2)
-        # A step's result is written, though only that of a sequence's last one counts; of no step for another to write.
+        # Each step writes what its sequence has so far, so what the last one writes remains. Where no step waits, a row
+        # is written that a later turn writes again.
         write(jnp.where(was_weighed[ROW] < 0, row, was_weighed[ROW]), found * share)
         for field in FIELDS:
             waiting[WEIGHED, field] = was_scored[field]
@@ -244,7 +247,7 @@ def attend_to_rows(
             for kept in WAITING:
                 for field, value in zip(FIELDS, (0, 1, -1, 0), strict=True):
                     waiting[kept, field] = value
-            ring.prime(clean.clear)
+            ring.prime()
             if new is not None:
                 new.prime()
 

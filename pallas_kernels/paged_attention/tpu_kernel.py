@@ -12,8 +12,8 @@ Memory. Nothing but queries, pages and results crosses HBM.
            out: the unit's tile, or a block of rows with heads side by side
            new rows of a block of the batch, and tiles with them on their way (`tpu_new_rows`)
 
-    Donated: the view, where new rows are written;
-    where a prompts' launch came before, its result is `into` and aliased to the decodes' output.
+    Donated: the view, where new rows are written; where a prompts' launch came before, its result is `into` and aliased
+    to the decodes' output.
 
 Loops. The grid is (chunks of heads, units, or blocks of eight units of one row). Chunks may run on different cores;
 units run in order, so scratch lives from one unit to the next:

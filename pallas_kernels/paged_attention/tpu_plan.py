@@ -258,13 +258,13 @@ def make_plan(
     decodes = cut(lengths == 1, tile=1, tiles=tokens, units=min(seqs, tokens))
     tile = tile_of_batch(tokens, max_query_len, q_per_kv, view.dtype, tuning)
     tiles = -(-tokens // tile.tokens)
-    behind = last = None
+    of_rows = last = None
     if last_keys is not None:
-        behind = jnp.pad(last_keys.astype(jnp.int32), (0, tiles * tile.tokens - tokens))
-        last = behind.reshape(-1, 1, tile.chunk)
+        of_rows = jnp.pad(last_keys.astype(jnp.int32), (0, tiles * tile.tokens - tokens))
+        last = of_rows.reshape(-1, 1, tile.chunk)
         last = jnp.pad(last, ((0, 0), (0, 0), (0, -tile.chunk % LANES)))
     units = max_units(tokens, seqs, tile.tokens)
-    prompts = cut(lengths > 1, tile=tile.tokens, tiles=tiles, units=units, last_keys=behind)
+    prompts = cut(lengths > 1, tile=tile.tokens, tiles=tiles, units=units, last_keys=of_rows)
     if tile.fills_registers:  # a tile's first visit zeroes the rows of no prompt
         prompts = visit_all_tiles(prompts, tiles)
         return Plan(tables, decodes, prompts, None, None, last, tile, tuning)

@@ -17,7 +17,6 @@ ring reaches the unit before it (`TableWindows`). The window stays until the uni
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,36 +169,22 @@ class Ring:
     def step_pages(self) -> int:
         return self.buffers.shape[1]
 
-    def prime(self, clear: Callable[[Any, Any], None] | None = None) -> None:
-        """Begin with the first unit: start as many steps as the ring holds ahead.
-
-        ``clear(at, page)`` is called for each buffer with the first page that no copy is started into.
-        """
+    def prime(self) -> None:
+        """Begin with the first unit: start as many steps as the ring holds ahead."""
         self.tables.prime()
         self.cursor[UNIT] = 0
         self.cursor[ENTRY] = self.units.entry[0]
         self.cursor[LEFT] = self.units.num_pages[0]
         self.cursor[TAKEN] = 0
         # The buffers that are left are those of the steps that are fetched while the first ones are computed.
-        ahead = self.depth - self.in_use
-        if clear is None:
-            pl.loop(0, ahead)(self.fetch)
-            return
-
-        @pl.loop(0, ahead)
-        def _(at):
-            pages = jnp.where(self.cursor[UNIT] < self.units.num_units[0], self.cursor[LEFT], 0)
-            self.fetch(at)
-            clear(at, jnp.minimum(pages, self.step_pages))
-
-        pl.loop(ahead, self.depth)(lambda at: clear(at, 0))
+        pl.loop(0, self.depth - self.in_use)(self.fetch)
 
     def taken(self):
         """Return the buffer of the step to compute next."""
         return lax.rem(self.cursor[TAKEN], self.depth)
 
     def free(self):
-        """Return the buffer of the step computed last, to be overwritten."""
+        """Return the buffer of the step that has been in use longest, to be overwritten."""
         return lax.rem(self.cursor[TAKEN] + (self.depth - self.in_use), self.depth)
 
     def release(self) -> None:

@@ -224,10 +224,10 @@ def visit_all_tiles(work: Int[Array, "fields units"], tiles: int) -> Int[Array, 
     tile = jnp.arange(tiles, dtype=jnp.int32)
     visited = jnp.any((units.tile == tile[:, None]) & (unit < number), axis=1)
     others = jnp.sort(jnp.where(visited, tiles, tile))
-    behind = jnp.clip(unit - number, 0, jnp.maximum(jnp.sum(~visited) - 1, 0))
+    place = jnp.clip(unit - number, 0, jnp.maximum(jnp.sum(~visited) - 1, 0))
     last = units.tile[jnp.maximum(number - 1, 0)]
-    behind = jnp.where(jnp.all(visited), last, others[behind])
-    return jnp.stack(units._replace(tile=jnp.where(unit < number, units.tile, behind)))
+    unvisited = jnp.where(jnp.all(visited), last, others[place])
+    return jnp.stack(units._replace(tile=jnp.where(unit < number, units.tile, unvisited)))
 
 
 def check_tables(

@@ -67,10 +67,10 @@ class CleanValues:
     buffers: Any
     tiles: Any
 
-    def clear(self, at, first) -> None:
-        """Zero a buffer's pages from page `first` on, into which nothing was copied yet."""
+    def clear(self, at, first, stop) -> None:
+        """Zero the values of a step's pages from page `first` up to page `stop`, into which nothing was copied."""
 
-        @pl.loop(first, self.buffers.shape[1])
+        @pl.loop(first, stop)
         def _(page):
             for tile in self.tiles:
                 there = self.buffers.at[at, page, :, tile]

@@ -39,7 +39,9 @@ class Experts(NamedTuple):
     @property
     def held(self) -> int:
         """Return the columns that a TPU holds."""
-        return -(-self.mlp // 128) * 128
+        from models.mixture import ExpertLayout
+
+        return ExpertLayout(self.of, 1, whole=True).columns(self.mlp, 128).size
 
     @property
     def held_embed(self) -> int:
@@ -86,7 +88,7 @@ def experts(
     kernels, of which jpaged's has to read each chosen expert's matrices once for each chunk of at most 512 tokens, and:
 
       matrices at HBM's peak, us  the time in which HBM delivers the matrices of all experts once
-      other operations            what the program runs besides, and the compiler's estimate of it, which it lacks for
+      other operations            what else the program runs, and the compiler's estimate of it, which it lacks for
                                   sorts, gathers and scatters
       copied                      bytes of matrices that these write for the kernels to read
       temporaries                 of the program, by the compiler

@@ -1,5 +1,7 @@
 """Experts' columns that fill no registers are padded with zeros where TPUs run the model, and nothing else changes."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,9 @@ from mxfp4_checkpoint import make_mxfp4
 from jpaged.loading import load_model
 from jpaged.loading.orbax.checkpoint import save_checkpoint
 from jpaged.loading.parameters.targets import flat_values
+from jpaged.model_api import BuildContext
+from jpaged.training.model import TrainableModel
+from models.experts import ExpertMLPs
 from models.mixture import ExpertLayout
 from pallas_kernels.expert_mlps import expert_mlps
 from pallas_kernels.quantised import QuantisedMatrix
@@ -54,6 +59,29 @@ def test_a_device_has_whole_registers_of_columns_where_that_adds_at_most_a_third
     found = ExpertLayout(32, devices, whole).columns(columns, 128)
     assert (found.size, found.stored) == (held, columns)
     assert ExpertLayout(32, devices, whole).columns(columns, 1).size == columns
+
+
+@pytest.mark.parametrize(
+    ("options", "held"), [({}, 384), ({"weighs_inputs": True}, 320), ({"activation": "gelu"}, 320)]
+)
+def test_columns_that_no_launch_takes_are_not_padded(options, held):
+    layout, build = ExpertLayout(2, 1, False), BuildContext(dtype=np.dtype("float32"), column_unit=128)
+    experts = nnx.eval_shape(
+        lambda: ExpertMLPs(
+            320, 320, layout=layout, **{"activation": "silu"} | options, build=replace(build, rngs=nnx.Rngs(0))
+        )
+    )
+    assert experts.width.size == experts.embed.size == held
+
+
+def test_training_builds_the_model_that_was_loaded(tmp_path, monkeypatch):
+    make_checkpoint("gpt_oss", tmp_path, **ONE_OF_EACH)
+    with monkeypatch.context() as on_a_tpu:
+        on_a_tpu.setattr("jpaged.loading.build_context._product_impl", lambda mesh, impl: "tpu_interpret")
+        loaded = load_model(tmp_path, dtype="float32")
+    trained = nnx.merge(TrainableModel.of(loaded).graphdef, loaded.params)
+    widths = [node.width.size % 128 for _, node in nnx.iter_graph(trained) if type(node).__name__ == "ClampedExperts"]
+    assert widths == [0, 0]
 
 
 @pytest.mark.parametrize("make", [lambda path: make_checkpoint("gpt_oss", path, **ONE_OF_EACH), make_mxfp4], ids=FORMS)

@@ -293,3 +293,8 @@ def test_logits_that_fill_no_tile_are_refused():
             least_sum=0.0,
             dtype=jnp.dtype(jnp.float32),
         )
+
+
+def test_biases_are_counted_as_the_whole_rows_of_registers_that_they_take():
+    taken = [tpu.tiling(16, 128, 128, 3, 4, biased).vmem_bytes for biased in (0, 1, 16, 17)]
+    assert taken[0] < taken[1] == taken[2] < taken[3]

@@ -15,7 +15,7 @@ from tpu_interpreter import run_recording_races
 
 from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.kv_write import kv_write
-from pallas_kernels.layout import pack_kv
+from pallas_kernels.layout import pack_kv, view_shape
 from pallas_kernels.paged_attention import (
     Tuning,
     cpu,
@@ -459,30 +459,45 @@ def test_the_tpu_kernel_has_no_race(case, queries, contexts):
 
 
 def test_the_pipeline_of_decodes_has_no_race_and_reads_no_memory_that_was_never_written(monkeypatch):
-    """Sequences of few keys, of most of a step, of two steps; what is beyond their last keys is NaN."""
+    """Sequences of few keys, of most of a step, of two steps; what is beyond their last keys is NaN, and so are all
+    values of the first one, whose place in VMEM the last one's step gets."""
     tune(monkeypatch, **PIPELINED)
-    case = Case(kv_heads=1, tokens=4, seqs=4, pages=40, max_query_len=1, layers=1)
-    batch = make_batch(case, [1, 1, 1, 1], [300, 0, 600, 90])
+    case = Case(kv_heads=1, tokens=5, seqs=5, pages=40, max_query_len=1, layers=1)
+    batch = make_batch(case, [1] * 5, [300, 0, 600, 600, 90])
+    batch.view[batch.block_tables[0, :19], :, :, 1] = np.nan
     got, races = run_recording_races(on_tpu, *map(jnp.asarray, batch.arrays), **case.options)
-    assert not races
-    assert_close(got, dense_attention(case, batch), case.dtype)
+    assert not races and np.isnan(got[0]).all()
+    assert_close(got[1:], dense_attention(case, batch)[1:], case.dtype)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("case", "queries", "contexts"), by_name(RACE_CASES))
-def test_decodes_next_to_others_may_be_a_pipeline(monkeypatch, case, queries, contexts):
-    tune(monkeypatch, product_rows=64, tile_rows=64, **PIPELINED)
-    batch = make_batch(case, queries, contexts)
-    got, races = run_recording_races(on_tpu, *map(jnp.asarray, batch.arrays), **case.options)
-    assert not races
-    assert_close(got, dense_attention(case, batch), case.dtype)
+class Launched(Exception):
+    """Holds the arguments of a launch instead of making it."""
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", CASES)
-def test_the_pipeline_of_decodes_takes_what_attention_takes(monkeypatch, name):
-    tune(monkeypatch, product_rows=64, tile_rows=64, **PIPELINED)
-    agrees_with_dense_attention(CASES[name], compiled("tpu_interpret", CASES[name], "pipelined"))
+ONE_HEAD = Case(kv_heads=1, tokens=32, seqs=32, pages=64, max_query_len=1, layers=1)
+RINGS = {
+    "whole steps": (ONE_HEAD, "attend_to_rows", (6, 32)),
+    "a window of nine blocks": (replace(ONE_HEAD, sliding_window=128), "attend_to_rows", (6, 16)),
+    "a window of more keys than a span": (replace(ONE_HEAD, sliding_window=300), "attend_to_rows", (6, 32)),
+    "small steps": (replace(ONE_HEAD, sliding_window=5, head_dim=64, dtype="bfloat16"), "attend_to_rows", (24, 8)),
+    "tables of which two fit": (replace(ONE_HEAD, pages=30_000), "attend_to_units", (2, 32)),
+}
+
+
+@pytest.mark.parametrize(("case", "body", "ring"), by_name(RINGS, *RINGS))
+def test_a_pipeline_holds_whole_windows_and_more_steps_than_it_computes(monkeypatch, case, body, ring):
+    """(steps, pages of one) of a decode's ring. Where scalar memory has room for few block tables there is no pipeline,
+    which computes three steps at once."""
+    tune(monkeypatch, **PIPELINED)
+
+    def launch(kernel, *_, grid_spec, **__):
+        raise Launched(kernel.func.__name__, grid_spec.scratch_shapes[0].shape[:2])
+
+    monkeypatch.setattr(tpu.pl, "pallas_call", launch)
+    q, view, layer, _, *where = make_batch(replace(case, pages=1), [], []).arrays
+    with pytest.raises(Launched) as launched:
+        on_tpu(q, view, layer, jnp.zeros((32, case.pages), jnp.int32), *where, interpret=False, **case.options)
+    assert launched.value.args == (body, ring)
 
 
 PLAIN_CASES = {
@@ -666,6 +681,30 @@ def test_a_launch_that_writes_and_attends_gives_the_bits_of_two(monkeypatch, cas
 def fused(q, view, layer, k, v, *where, interpret, **options):
     call = AttentionCall(q, view, layer, *where, max_query_len=1, **options)
     return tpu.paged_attention(call, new=pack_kv(k, v), interpret=interpret)[::-1]
+
+
+@pytest.mark.parametrize(("tokens", "heads"), [(20, 1), rarely(100, 1), (48, 3)])
+def test_a_pipeline_is_lowered_for_any_number_of_sequences_and_heads(monkeypatch, tokens, heads):
+    tune(monkeypatch, step_keys=128, pipelined_scores=2**20)
+    bf16, of = jnp.bfloat16, jax.ShapeDtypeStruct
+    rows, view = of((tokens, heads, 128), bf16), of(view_shape(64, 2, heads, 128, 16, "bfloat16"), bf16)
+    where = of((tokens, 8), jnp.int32), of((tokens + 1,), jnp.int32), of((tokens,), jnp.int32)
+    traced = jax.jit(partial(write_and_attend, scale=1.0, impl="tpu")).trace(
+        of((tokens, heads, 4, 128), bf16), view, of((), jnp.int32), rows, rows, *where
+    )
+    assert "paged_attention_decode" in traced.lower(lowering_platforms=("tpu",)).as_text()
+
+
+@pytest.mark.nightly
+def test_each_of_more_rows_than_a_memory_tile_has_is_written(monkeypatch):
+    """A block of the batch is whole memory tiles of new rows, of 16 each."""
+    tune(monkeypatch, step_keys=128, pipelined_scores=2**20)
+    case = Case(kv_heads=1, q_per_kv=1, tokens=24, seqs=24, pages=1, max_query_len=1, layers=1, dtype="bfloat16")
+    arrays = decode_with_new(case, [number % 16 for number in range(24)])
+    found = jax.jit(partial(write_and_attend, **options_of(case), impl="tpu_interpret"))(*arrays)
+    view, out = jax.jit(partial(apart, **options_of(case), impl="reference"))(*arrays)
+    same_bits(found[:1], [view])
+    assert_close(found[1], out, case.dtype)
 
 
 FEW_PLACES = Case(kv_heads=1, q_per_kv=1, tokens=5, seqs=5, pages=3, max_query_len=1, layers=1)

@@ -20,9 +20,10 @@ from jpaged.memory.step_blocks import StepBlocks
 UNLIKELY = -1000
 """Level of priority, below all that requests can ask for, of blocks that hardly any prefix will need."""
 
-LAST_PART = 512
+LAST_PART, MOST_WINDOWS = 512, 4
 """Tokens at the end of a prompt that begins like no other within which a later one often parts from it: the next
-question about the same document."""
+question about the same document. Of windows far shorter than that only so many are kept: all of them would be more than
+a pool holds that is sized for windows."""
 
 IN_USE = 1
 """Level of a state where a running request's prompt parts from another one: a hit there shares KV that is in use, and
@@ -345,7 +346,9 @@ class TableUpdater:
         parted = [prefix for prefix in ((request.begun or (0,))[0], request.parts_at) if prefix]
         first = policy.active_blocks(end, size)[0].start * size
         if not parted:  # the first of its kind: the next one may be another question about the same document
-            first = min(first, max(0, end - LAST_PART))
+            for _ in range(MOST_WINDOWS - 1):
+                if end - first < LAST_PART:
+                    first = policy.active_blocks(first, size)[0].start * size
         wanted = [range(policy.active_blocks(first, size)[0].start, passed.stop)]
         for prefix in parted:
             wanted += policy.active_blocks(prefix, size)

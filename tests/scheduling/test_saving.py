@@ -197,7 +197,6 @@ def test_every_field_of_requests_and_sequences_is_saved_or_follows_from_what_is(
     plain = {RENAMED.get(name, name) for name in REQUEST_FIELDS}
     assert {f.name for f in fields(Request)} == {*plain, *TIMES, *apart, *others}
     derived = {"num_pending", "capacity", "pending_row", "grammar", "stop_search", "places", "awaits_mask", "is_slow"}
-    derived |= {"counts"}  # of its tokens
     apart = {"token_ids", "candidates", "logprobs", "parent"}
     plain = {RENAMED.get(name, name) for name in SEQUENCE_FIELDS}
     assert {f.name for f in fields(Sequence)} == {*plain, *apart, *derived}

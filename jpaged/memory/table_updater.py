@@ -414,7 +414,7 @@ class TableUpdater:
         if cached and (retention is not None or self._retention):
             level = self._level(retention, g, block, end)
         self._in_use.pop((g, block), None)
-        if cached and not level and junction and end == junction:
+        if cached and not level and junction and end == junction and not protect:
             self._in_use[g, block] = self._kv_at(sequence, end)
             return key.at_level(IN_USE), protect
         if level or logical in unlikely:

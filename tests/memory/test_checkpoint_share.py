@@ -252,6 +252,17 @@ def test_a_state_in_use_does_not_outlast_a_request_that_parts_nowhere(first, res
     assert manager.cached_prefix([*head, 999]) == 0
 
 
+def test_a_state_that_is_protected_gets_no_level_in_use():
+    manager, head = manager_of(num_pages=120, prefix_eviction="predicted"), tokens(2 * INTERVAL)
+    manager.parts.predicted.choose_limit = lambda sequence: 8 * 120  # all of the pool may be protected
+    for seq_id in range(3):
+        ask(manager, seq_id, [*head, *tokens(5, 500 + 10 * seq_id)])
+    begin(manager, 3, [*head, *tokens(5, 600)])
+    protected = manager.parts.allocator.groups[1].protected
+    assert [key.level for _, key in protected.items()] == [0], "protected blocks lie in the order of their last need"
+    manager.check_invariants()
+
+
 def test_a_priority_that_is_the_level_in_use_stays():
     for priority in (DEFAULT_PRIORITY + IN_USE, DEFAULT_PRIORITY + IN_USE + 1):
         manager, head = manager_of(num_pages=80), tokens(2 * INTERVAL)

@@ -36,10 +36,10 @@ from jax.experimental import pallas as pl
 from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reference import Reach
-from pallas_kernels.paged_attention.tpu_new_rows import NewRows
-from pallas_kernels.paged_attention.tpu_ring import Ring, TableWindows, WholeTables
+from pallas_kernels.paged_attention.tpu_refs import named
+from pallas_kernels.paged_attention.tpu_ring import Ring
 from pallas_kernels.paged_attention.tpu_softmax import MASKED, OnlineSoftmax, load_tile, weigh
-from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, Units, write_side_by_side
+from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, write_side_by_side
 from pallas_kernels.paged_attention.tpu_unseen import CleanValues, MissingBlocks
 
 BUFFERS_IN_USE = 3
@@ -69,44 +69,32 @@ def attend_to_rows(
 ) -> None:
     """Attend from the units of a turn of the grid, `at_once` of `count` at most, for one chunk of heads.
 
-    `refs`: in SMEM the layer [1] and the fields of `Units`; the tables, in SMEM or HBM (see `tpu_ring`); in VMEM a
-    block of queries [rows of the batch, heads, rows, lanes]; in HBM the view; in VMEM the sinks [heads, rows, 128] if
-    there are any, the block of the prompts' result where results lie side by side, the units' new rows and their
-    scales' words, and out: [rows of the batch, heads, rows, value lanes] or, `side_by_side`, [rows of the batch, heads
-    * group * value lanes], which begins as the prompts' result. `zero_dead_units`: unit u is row u, and units that are
-    not live have rows of `out`. `new_rows`: how many arrays hold the rows of the units' tokens, which are not in the
-    view yet: none, the rows, or these and their scales' words. With them, the view comes after out again, and is
-    written. Then scratch: see `Ring`, `OnlineSoftmax` and `MissingBlocks`; scores and weights, float32 [heads, rows,
-    step keys], and fade, float32 [heads, rows, 128]; SMEM [waiting steps, fields]; the rest of `NewRows`; and the
-    windows of `TableWindows`, if tables are in HBM. `span_pages`: pages whose keys are multiplied at once. `layers`:
-    those of the view, whose rows are blocks and layers together.
+    `refs`: see `tpu_refs`. Queries come in blocks [rows of the batch, heads, rows, lanes], and out is of the same form
+    or, `side_by_side`, [rows of the batch, heads * group * value lanes], which begins as the prompts' result.
+    `zero_dead_units`: unit u is row u, and units that are not live have rows of `out`. Scratch of its own: scores and
+    weights, float32 [heads, rows, step keys], and fade, float32 [heads, rows, 128]; SMEM [waiting steps, fields].
+    `span_pages`: pages whose keys are multiplied at once. `layers`, `has_sinks`, `new_rows`: see `named`.
     """
     head_chunk, first_unit = pl.program_id(0), pl.program_id(1) * at_once  # a loop's body has no number of a turn
-    layer, work, tables, q, view, *more = refs
+    given = named(
+        refs,
+        head_chunk,
+        layers=layers,
+        has_sinks=has_sinks,
+        has_last_keys=False,
+        has_into=side_by_side,
+        new_rows=new_rows,
+        num_own=4,
+    )
+    units, ids, q, out, buffers, new = given.units, given.ids, given.q, given.out, given.buffers, given.new
+    top, total, acc, penalty, sinks = given.top, given.total, given.acc, given.penalty, given.sinks
+    scores, weights, fade, waiting = given.own
     _, heads, rows, _ = q.shape
-    sinks, more = more[:has_sinks], more[has_sinks:]
-    into, more = more[:side_by_side], more[side_by_side:]
-    given, more = more[:new_rows], more[new_rows:]
-    out, *more = more
-    if given:
-        view, *more = more  # the same memory, which is read where it was written
-    buffers, top, total, acc, penalty, cursor, sems, scores, weights, fade, waiting, *more = more
-    sent, windows = more[: bool(given) * (2 + new_rows)], more[bool(given) * (2 + new_rows) :]
-    units = Units.of(work)
     step_pages, block_size = buffers.shape[1], tokens_of(buffers)
     step_keys, span, spans = step_pages * block_size, span_pages * block_size, step_pages // span_pages
     half = (spans + 1) // 2
-    # Rows of the view are blocks and layers together: beginning at the layer's row, block n lies at row n * layers.
-    view = view.at[pl.ds(layer[0], view.shape[0] - (layers - 1))]
-    ids = TableWindows(units, tables, *windows) if windows else WholeTables(tables)
-    first_head = head_chunk * heads
-    ring = Ring(units, ids, view, buffers, sems, cursor, first_head, BUFFERS_IN_USE)
+    ring = Ring(units, ids, given.view, buffers, given.sems, given.cursor, given.first_head, BUFFERS_IN_USE)
     missing, clean = MissingBlocks(ids, buffers, penalty), CleanValues(buffers, held.values)
-    new: NewRows | None = None
-    if given:
-        rows_given, *words = given
-        tiles_sent, sems_sent, number_sent, *scales = sent
-        new = NewRows(view, first_head, rows_given, tiles_sent, sems_sent, number_sent, *words, *scales)
     block_rows = BLOCK_ROWS if side_by_side else q.shape[0]
 
     def attend_to_unit(unit):
@@ -132,7 +120,7 @@ def attend_to_rows(
                 clean.clear(at, pages, jnp.where(stop > half * span, step_pages, half * span_pages))
                 pl.when(broken)(lambda: missing.hide(at, unit, entry, pages))
                 if new is not None:
-                    merge(new, unit, at, entry, start)
+                    new.merge_into_step(units, ids, unit, buffers, at, step, start)
                 clean.keep(at, first, stop)
 
             take = functools.partial(take_stages, unit, row, at, step, start, live)
@@ -150,16 +138,6 @@ def attend_to_rows(
 
         if new is not None:
             pl.when(is_last)(new.drain)
-
-    def merge(new, unit, at, entry, start):
-        """Merge the row of the sequence's new token into a step, if the step has its block."""
-        position = units.query_pos[unit]
-
-        @pl.when((position >= start) & (position < jnp.minimum(start + step_keys, units.key_stop[unit])))
-        def _():
-            page, offset = lax.div(position - start, block_size), lax.rem(position - start, block_size)
-            row, place = ids.row(unit, entry + page), lax.rem(units.tile[unit], new.rows.shape[2])
-            pl.when(row >= 0)(lambda: new.merge(buffers, at, page, offset, row, place))
 
     def take_stages(unit, row, at, step, start, live, of_keys, of_values):
         """Take a stage of each of three steps, and start the copies of another. This is one basic block.
@@ -239,7 +217,7 @@ def attend_to_rows(
 
             @pl.when((unit == 0) | ((block != before) & (unit < units.num_units[0])))
             def _begin():
-                out[...] = into[0][...]
+                out[...] = given.into[0][...]
 
         @pl.when(unit == 0)
         def _prime():

@@ -51,10 +51,10 @@ from jax.experimental import pallas as pl
 from pallas_kernels.kv_codes import has_scales, tokens_of
 from pallas_kernels.layout import KVTiles
 from pallas_kernels.paged_attention.reference import Reach
-from pallas_kernels.paged_attention.tpu_new_rows import NewRows
-from pallas_kernels.paged_attention.tpu_ring import Ring, TableWindows, WholeTables
+from pallas_kernels.paged_attention.tpu_refs import named
+from pallas_kernels.paged_attention.tpu_ring import Ring
 from pallas_kernels.paged_attention.tpu_softmax import OnlineSoftmax, load_tile, of_halves
-from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, Units, write_side_by_side
+from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, write_side_by_side
 from pallas_kernels.paged_attention.tpu_unseen import MissingBlocks
 
 CHAINS = 4
@@ -92,60 +92,46 @@ def attend_to_unit(
 ):
     """Attend from one unit's queries to its keys, for one chunk of heads.
 
-    `refs`: in SMEM the layer [1] and the fields of `Units`; the tables, in SMEM or HBM (see `tpu_ring`); in VMEM the
-    queries of the unit's tile [chunks, heads, rows, lanes] with row = group member * chunk + place; in HBM the view; in
-    VMEM the sinks [heads, rows, 128] if there are any, the last key that each query sees [chunks, 1, lanes] if it may
-    be another than its own, and out [chunks, heads, rows, value lanes]. Then scratch: see `Ring` and `OnlineSoftmax`,
-    penalty [1, step keys], and the windows of `TableWindows`, if tables are in HBM. `chunk`: rows of the batch in a
-    chunk. `span_pages`: pages whose keys are multiplied at once. `layers`: those of the view, whose rows are blocks and
-    layers together. `has_sinks`, `has_last_keys`: whether there are these. `zero_dead_units`: units that are not live
-    have rows of `out`. `one_row`: units are of one row, and queries and `out` are blocks of rows instead of chunks.
-    `side_by_side`: out is [rows of the batch, heads * group * value lanes], and begins with zeros, or, where units are
-    of one row, with the block of the prompts' result that is given before it. `new_rows`: how many arrays hold the rows
-    of the units' tokens, which are not in the view yet: none, the rows, or these and their scales' words. They come
-    before out; after it comes the view again, which is written, and after the ring's semaphores the rest of `NewRows`.
+    `refs`: see `tpu_refs`. The queries of the unit's tile are [chunks, heads, rows, lanes] with row = group member *
+    chunk + place, and out is [chunks, heads, rows, value lanes]. `chunk`: rows of the batch in a chunk. `span_pages`:
+    pages whose keys are multiplied at once. `zero_dead_units`: units that are not live have rows of `out`. `one_row`:
+    units are of one row, and queries and `out` are blocks of rows instead of chunks. `side_by_side`: out is [rows of
+    the batch, heads * group * value lanes], and begins with zeros, or, where units are of one row, with the block of
+    the prompts' result. `layers`, `has_sinks`, `has_last_keys`, `new_rows`: see `named`.
     """
-    layer, work, tables, q, view, *more = refs
-    _, heads, rows, _ = q.shape
-    sinks, more = more[:has_sinks], more[has_sinks:]
-    last_keys, more = more[:has_last_keys], more[has_last_keys:]
-    into, more = more[: side_by_side and one_row], more[side_by_side and one_row :]
-    given, more = more[:new_rows], more[new_rows:]
-    out, *more = more
-    if given:
-        view, *more = more  # the same memory, which is read where it was written
-    buffers, top, total, acc, penalty, cursor, sems, *more = more
-    sent, windows = more[: bool(given) * (2 + new_rows)], more[bool(given) * (2 + new_rows) :]
-    units = Units.of(work)
-    step_pages = buffers.shape[1]
-    block_size = tokens_of(buffers)
+    given = named(
+        refs,
+        head_chunk,
+        layers=layers,
+        has_sinks=has_sinks,
+        has_last_keys=has_last_keys,
+        has_into=side_by_side and one_row,
+        new_rows=new_rows,
+        num_own=0,
+    )
+    units, ids, q, out, last_keys, into, new = (
+        given.units, given.ids, given.q, given.out, given.last_keys, given.into, given.new
+    )  # fmt: skip
+    buffers, penalty, rows = given.buffers, given.penalty, q.shape[2]
+    step_pages, block_size = buffers.shape[1], tokens_of(buffers)
     span, spans = span_pages * block_size, step_pages // span_pages
     step_keys = step_pages * block_size
     # Queries of units of one row come, and results go, in blocks of rows: fewer DMAs to wait for.
     mine_of_block = lax.rem(units.tile[jnp.minimum(unit, jnp.maximum(units.num_units[0] - 1, 0))], q.shape[0])
-    # Rows of the view are blocks and layers together: beginning at the layer's row, block n lies at row n * layers.
-    view = view.at[pl.ds(layer[0], view.shape[0] - (layers - 1))]
-    ids = TableWindows(units, tables, *windows) if windows else WholeTables(tables)
-    first_head = head_chunk * heads
-    ring = Ring(units, ids, view, buffers, sems, cursor, first_head)
+    ring = Ring(units, ids, given.view, buffers, given.sems, given.cursor, given.first_head)
     missing = MissingBlocks(ids, buffers, penalty)
-    new: NewRows | None = None
-    if given:
-        rows_given, *words = given
-        tiles_sent, sems_sent, count, *scales = sent
-        new = NewRows(view, first_head, rows_given, tiles_sent, sems_sent, count, *words, *scales)
 
     def softmax(c):
         """Return the state of a chunk's queries."""
         return OnlineSoftmax(
             q.at[mine_of_block if one_row else c],
-            top.at[c],
-            total.at[c],
-            acc.at[c],
+            given.top.at[c],
+            given.total.at[c],
+            given.acc.at[c],
             scale,
             soft_cap,
             compute_dtype,
-            *sinks,
+            *given.sinks,
         )
 
     def each_chunk(do):
@@ -242,7 +228,8 @@ def attend_to_unit(
         plain = (start >= units.key_start[unit]) & (start + step_keys <= jnp.where(broken, 0, units.key_stop[unit]))
         ring.wait(at, pages)
         hide(at, step, pages, broken)
-        merge_new(at, step, start)
+        if new is not None:
+            new.merge_into_step(units, ids, unit, buffers, at, step, start)
         # A branch has no loop and no other branch. Only such a block lets the compiler pack the scalar work of the DMAs
         # into the bundles of the arithmetic. Which branch is taken, the sequence alone decides, hence also its bits.
         pl.when(plain)(lambda: attend_rounded(at, free, start, spans, spans, masked=False))
@@ -250,20 +237,6 @@ def attend_to_unit(
             fits = ~plain & (pages > below * span_pages) & (pages <= size * span_pages)
             pl.when(fits)(functools.partial(attend_rounded, at, free, start, size, max(below, 0), masked=True))
         pl.when(broken)(missing.forget)
-
-    def merge_new(at, step, start):
-        """Merge the row of the sequence's new token into a step, if the step has its block."""
-        if new is None:
-            return
-        position = units.query_pos[unit]
-
-        @pl.when((position >= start) & (position < jnp.minimum(start + step_keys, units.key_stop[unit])))
-        def _():
-            page = lax.div(position - start, block_size)
-            row = ids.row(unit, units.entry[unit] + step * step_pages + page)
-            offset = lax.rem(position - start, block_size)
-            place = lax.rem(units.tile[unit], new.rows.shape[2])
-            pl.when(row >= 0)(lambda: new.merge(buffers, at, page, offset, row, place))
 
     def attend_chunks(at, step, start, broken):
         """Attend from the chunks of a prompt to a step, and start the copies of another."""

@@ -55,6 +55,24 @@ class NewRows:
         """Begin with no tile on its way."""
         self.count[0] = 0
 
+    def merge_into_step(self, units: Any, ids: Any, unit: Any, buffers: Any, at: Any, step: Any, start: Any) -> None:
+        """Merge the row of a sequence's new token into a step, if the step has its block.
+
+        Args:
+            units, ids, buffers: see `Ring`; the sequence is that of `unit`.
+            at: the buffer that has the step.
+            step, start: its number, and the position of its first key.
+        """
+        size, step_pages = tokens_of(buffers), buffers.shape[1]
+        position = units.query_pos[unit]
+
+        @pl.when((position >= start) & (position < jnp.minimum(start + step_pages * size, units.key_stop[unit])))
+        def _():
+            page, offset = lax.div(position - start, size), lax.rem(position - start, size)
+            row = ids.row(unit, units.entry[unit] + step * step_pages + page)
+            place = lax.rem(units.tile[unit], self.rows.shape[2])
+            pl.when(row >= 0)(lambda: self.merge(buffers, at, page, offset, row, place))
+
     def merge(self, buffers: Any, at: Any, page: Any, offset: Any, row: Any, place: Any) -> None:
         """Merge a token's row into a page of the ring's buffers, and start the write of its tile.
 

@@ -32,7 +32,7 @@ class _NamedPrompt(NamedTuple):
 
 
 class _Match(NamedTuple):
-    """What the pool has of a prompt, as long as no block with one of its contents comes or goes.
+    """Says what the pool has of a prompt, as long as no block with one of its contents comes or goes.
 
     Attributes:
         known, groups: the values that it follows from.

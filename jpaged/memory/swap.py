@@ -25,7 +25,7 @@ class HostBlocks:
     Args:
         block_bytes: size of a block, for each group.
         limit_bytes: most bytes that all blocks with an owner take together.
-        tiers: share host memory with them, and are told how many bytes they have; None = there are none.
+        tiers: share host memory with these blocks, and count their bytes; None = there are none.
     """
 
     def __init__(self, block_bytes: Sequence[int], limit_bytes: int, tiers: Tiers | None = None) -> None:

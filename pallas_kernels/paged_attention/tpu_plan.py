@@ -147,7 +147,7 @@ def _chip_or_least(device_kind: str) -> str:
         return chip_of(device_kind)
     except ValueError as error:
         if "tpu" in device_kind.lower():
-            _log.warning("%s; attention runs with those of a v5e, which nobody has timed there", error)
+            _log.warning("%s; attention runs with those of a v5e, which were never timed there", error)
         return "v5e"
 
 

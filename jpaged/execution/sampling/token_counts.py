@@ -82,7 +82,7 @@ class TokenCounts:
 
 
 _COUNTS: WeakKeyDictionary[Sequence, TokenCounts] = WeakKeyDictionary()
-"""What is counted of each sequence, as long as it lives."""
+"""Keeps the counts of each sequence, as long as it lives."""
 
 
 def count_new(request: Request, seq: Sequence) -> TokenEdits:

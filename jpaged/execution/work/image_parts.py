@@ -27,7 +27,7 @@ from jpaged.scheduling.step import Encode
 
 
 class Call(NamedTuple):
-    """What a call is given, of all replicas.
+    """Holds the arguments of a call, those of all replicas.
 
     Attributes:
         names, arrays: those of the images; none where the devices have them.

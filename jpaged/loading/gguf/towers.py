@@ -1,4 +1,4 @@
-"""What is known of the towers of GGUF files (``mmproj``): names of tensors, and fields of the configs around them.
+"""Describes the towers of GGUF files (``mmproj``): names of tensors, and fields of the configs around them.
 
 Files do not name a filter, a factor of bytes or all activations: those of the published checkpoints are taken.
 """

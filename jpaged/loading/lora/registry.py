@@ -23,7 +23,7 @@ from jpaged.scheduling.inputs import Adapter
 
 
 class _Named(NamedTuple):
-    """What a name stands for as long as the engine lives.
+    """Says what a name stands for as long as the engine lives.
 
     Attributes:
         folder: its absolute path.
@@ -190,7 +190,7 @@ class AdapterRegistry:
             self._settle()
 
     def _changed(self) -> None:
-        """Count contents and users again, and drop what is too much: now, or when whoever holds the lock lets it go."""
+        """Count contents and users again, and drop what is too much: now, or when the lock is let go."""
         self._has_changed = True
         self._settle()
 

@@ -148,11 +148,12 @@ def chatbot(
                 tasks = _tasks(llm.tokenizer, pairs, rate if share is None else share * rate, seed)
                 first: Row = {}
                 for name in ("jpaged", "Orca (Oracle)", "Orca (Pow2)", "Orca (Max)"):
-                    steps, start = engine.stats().num_steps, time.perf_counter()
+                    before, start = engine.stats(), time.perf_counter()
                     latency = mean(await _serve(engine, tasks, gate_of(name, int(pool_requests * longest), longest)))
                     served = len(tasks) / (time.perf_counter() - start)
-                    steps = engine.stats().num_steps - steps
-                    row: Row = {"share": share or "at once", "system": name, "steps": steps}
+                    steps = engine.stats().num_steps - before.num_steps
+                    preemptions = engine.stats().num_preemptions - before.num_preemptions
+                    row: Row = {"share": share or "at once", "system": name, "steps": steps, "preemptions": preemptions}
                     row |= {"tokens a step": sum(task.output for task in tasks) / steps, "requests/s": served}
                     row["s/token"] = latency
                     first = first or row

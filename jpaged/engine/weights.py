@@ -152,9 +152,10 @@ def replace_weights(engine: Engine, replace: Callable[[], None], running: str) -
 def _forget_old(engine: Engine, running: str) -> None:
     if running == "abort":
         engine.requests.end_all()
-    if running == "recompute" and engine.requests.unfinished:
-        engine.recovery.begin_again(scores_too=True)
-        return
+    recomputed = running == "recompute" and bool(engine.requests.unfinished)
     for replica in engine.replicas:
-        replica.pins.release()
-        replica.memory.new_generation()
+        if not recomputed:
+            replica.pins.release()
+        replica.memory.new_generation()  # an empty pool is not enough: tiers keep the old weights' blocks
+    if recomputed:
+        engine.recovery.begin_again(scores_too=True)

@@ -80,6 +80,7 @@ SERVINGS = {
     "deterministic": {"deterministic": True},
     "guessing": {"speculative": NGram(3)},
     "swapping": {"preemption_mode": "swap", "pages": 14},
+    "finding blocks in host memory": {"kv_offloading_size": 1 / 64, "kv_offloading_break_even": 1, "pages": 14},
 }
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpaged.execution.transfer.tiers import BlockFile, DamagedBlock
+from jpaged.execution.transfer.tiers.block_journal import BlockJournal
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.tiers import StoredBlock, TierIndex
 
@@ -219,6 +220,45 @@ def test_a_reader_with_another_size_is_refused(tmp_path):
     with pytest.raises(OSError, match="is of other blocks, and another process writes it"):
         opened(tmp_path, pages=2)
     writer.close()
+
+
+def test_a_reader_waits_for_a_writer_that_begins_at_the_same_time(tmp_path, monkeypatch):
+    path = tmp_path / f"jpaged-{IDENTITY.hex()}"
+    journal = BlockJournal(path.with_suffix(".list"), IDENTITY, 4 * PAGE, PAGE)
+    sizes = iter((1, 4 * PAGE))
+
+    def writer_goes_on(_: float) -> None:
+        path.with_suffix(".blocks").write_bytes(bytes(next(sizes)))
+
+    monkeypatch.setattr(time, "sleep", writer_goes_on)
+    reader = opened(tmp_path)
+    assert not reader.writes and next(sizes, None) is None
+    reader.close()
+    journal.close()
+
+
+def test_a_file_of_another_size_is_replaced_and_no_reader_loses_its_own(tmp_path):
+    writer, sizes = opened(tmp_path), []
+    write(writer, 1, 0)
+    reader = opened(tmp_path)
+    writer.close()
+    for pages in (2, 6):
+        file = opened(tmp_path, pages=pages)
+        sizes.append((tmp_path / f"jpaged-{IDENTITY.hex()}.blocks").stat().st_size)
+        file.close()
+    assert sizes == [2 * PAGE, 6 * PAGE]
+    check(reader, 1, 0)
+    with pytest.raises(OSError, match="a file of another size"):
+        reader.fresh()
+    reader.close()
+
+
+def test_only_the_owner_may_read_the_files_which_have_the_prompts_tokens(tmp_path):
+    file = opened(tmp_path)
+    write(file, 1, 0)
+    file.forget_all()
+    assert {oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {"0o600"}
+    file.close()
 
 
 @settings(max_examples=40, deadline=None)

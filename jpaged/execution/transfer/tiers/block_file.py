@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import UInt8
 
-from jpaged.execution.transfer.tiers.block_journal import BlockJournal, Record, remove_others
+from jpaged.execution.transfer.tiers.block_journal import BlockJournal, NotMade, Record, remove_others
 from jpaged.memory.tiers import StoredBlock
 
 Bytes: TypeAlias = UInt8[np.ndarray, " bytes"]
@@ -30,6 +30,9 @@ PIECE = 1 << 20
 
 LATENCY_READS = 5
 """Reads of one page of memory each, of whose times the median is the latency."""
+
+READY_SECONDS = 5.0
+"""How long a process that can only read waits for files which another one is making."""
 
 
 class DamagedBlock(Exception):
@@ -64,7 +67,8 @@ class BlockFile:
         page_bytes: size of a large page.
 
     Raises:
-        OSError: the folder cannot be written to, or has no room for so many bytes.
+        OSError: the folder cannot be written to, or has no room for so many bytes; or another process writes the file,
+            in another size or not yet after `READY_SECONDS`.
     """
 
     def __init__(
@@ -77,14 +81,9 @@ class BlockFile:
         if identity is None:
             self._file = tempfile.TemporaryFile(buffering=0, dir=folder, prefix="jpaged-")  # noqa: SIM115
         else:
-            path = Path(folder) / f"jpaged-{identity.hex()}"
             remove_others(Path(folder), identity)
-            self._path = path.with_suffix(".blocks")
-            self._journal = BlockJournal(path.with_suffix(".list"), identity, num_bytes, page_bytes)
+            self._open_kept(Path(folder) / f"jpaged-{identity.hex()}", identity, page_bytes)
         try:
-            if self._journal is not None:
-                self._file = _open(self._path, writes=self._journal.writes)
-                self._sums = {record.block.place: record.checksum for record in self._journal.records}
             if self.writes and os.fstat(self._file.fileno()).st_size != num_bytes:
                 _reserve(self._file.fileno(), num_bytes)
             access = mmap.ACCESS_WRITE if self.writes else mmap.ACCESS_READ
@@ -93,6 +92,25 @@ class BlockFile:
             self._close_files()
             raise
         self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
+
+    def _open_kept(self, path: Path, identity: bytes, page_bytes: int) -> None:
+        """Open the files that stay; while another process is making them, wait for it."""
+        self._path = path.with_suffix(".blocks")
+        deadline = time.monotonic() + READY_SECONDS
+        while True:
+            journal = None
+            try:
+                journal = BlockJournal(path.with_suffix(".list"), identity, self.num_bytes, page_bytes)
+                self._file = _open(self._path, self.num_bytes, writes=journal.writes)
+                break
+            except BaseException as error:
+                if journal is not None:
+                    journal.close()
+                if not isinstance(error, NotMade) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.02)
+        self._journal = journal
+        self._sums = {record.block.place: record.checksum for record in journal.records}
 
     @property
     def writes(self) -> bool:
@@ -109,8 +127,11 @@ class BlockFile:
             return False, []
         anew = journal.is_replaced()
         if journal.take_over():
+            mapped, anew = os.fstat(self._file.fileno()), True
             self._file.close()
-            self._file, anew = _open(self._path, writes=True), True
+            self._file = _open(self._path, self.num_bytes, writes=True)
+            if not os.path.samestat(mapped, os.fstat(self._file.fileno())):
+                raise OSError(f"{self._path}: another process has put a file of another size in its place")
         if anew:
             journal.reopen()
         records = journal.records if anew else list(journal.fresh())
@@ -231,10 +252,23 @@ class BlockFile:
             os.posix_fadvise(self._file.fileno(), 0, num_bytes, os.POSIX_FADV_DONTNEED)
 
 
-def _open(path: Path, *, writes: bool) -> FileIO:
-    if writes:
-        path.touch(mode=0o600)
-    return FileIO(path, "r+" if writes else "r")
+def _open(path: Path, num_bytes: int, *, writes: bool) -> FileIO:
+    """Open a file of blocks. A file of another size is replaced, not cut, because a reader may have mapped it.
+
+    Raises:
+        NotMade: this process can only read, and the file does not have its size yet.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        size = path.stat().st_size
+        if size == num_bytes or not writes:
+            if size < num_bytes:
+                raise NotMade(f"{path} has {size:,} of {num_bytes:,} bytes: another process has not made it")
+            return FileIO(path, "r+" if writes else "r")
+        path.unlink()
+    if not writes:
+        raise NotMade(f"{path}: another process has not made it")
+    path.touch(mode=0o600)
+    return FileIO(path, "r+")
 
 
 def _reserve(descriptor: int, num_bytes: int) -> None:

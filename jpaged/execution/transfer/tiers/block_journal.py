@@ -39,6 +39,10 @@ class Record(NamedTuple):
     checksum: bytes
 
 
+class NotMade(FileNotFoundError):
+    """The process that writes has not made the files yet, or ended before it did."""
+
+
 class BlockJournal:
     """The list of a file's blocks. The first process that opens it writes; others read what it writes, and one of them
     takes over when it ends.
@@ -54,6 +58,7 @@ class BlockJournal:
         writes: whether this process is the writer.
 
     Raises:
+        NotMade: this process can only read, and there is no list yet.
         OSError: it cannot be opened, or this process can only read and the list is of something else.
     """
 
@@ -75,9 +80,15 @@ class BlockJournal:
             raise
 
     def _open(self) -> None:
-        self._file = os.open(self._path, (os.O_RDWR | os.O_CREAT) if self.writes else os.O_RDONLY, 0o600)
+        try:
+            self._file = os.open(self._path, (os.O_RDWR | os.O_CREAT) if self.writes else os.O_RDONLY, 0o600)
+        except FileNotFoundError as error:
+            raise NotMade(f"{self._path}: another process has not made it") from error
         self._end = _HEADER.size
-        if os.pread(self._file, _HEADER.size, 0) != self._header:
+        header = os.pread(self._file, _HEADER.size, 0)
+        if header != self._header:
+            if not self.writes and not header:
+                raise NotMade(f"{self._path}: another process has not written it")
             if not self.writes:
                 raise OSError(f"{self._path} is of other blocks, and another process writes it")
             self._replace(())
@@ -176,10 +187,13 @@ class BlockJournal:
         """Write another list in this one's place, so that readers see one or the other."""
         new = self._path.with_suffix(".new")
         content = self._header + b"".join(map(_packed, records))
-        new.write_bytes(content)
+        new.unlink(missing_ok=True)
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)  # it has the prompts' tokens
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(content)
         os.replace(new, self._path)
         os.close(self._file)
-        self._file = os.open(self._path, os.O_RDWR)
+        self._file = descriptor
         self._end = len(content)
 
 

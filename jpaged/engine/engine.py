@@ -19,7 +19,7 @@ from jpaged.engine.stats import Counters, EngineStats, StatsLog, watched
 from jpaged.execution import Runner
 from jpaged.memory import EventLog, MemoryManager
 from jpaged.memory.hash_chain import last_end
-from jpaged.scheduling import Request, Scheduler, Status
+from jpaged.scheduling import NoRoom, Request, Scheduler, Status
 from jpaged.scheduling.constrained import wait_for_mask
 
 
@@ -130,8 +130,8 @@ class Engine:
             request.prefix_ends = tuple(dict.fromkeys((*reversed(places), *request.prefix_ends)))
         try:
             self._queue(replica, request, first=first)
-        except ValueError:
-            if not self.prefixes.drop_breakpoints(replica):
+        except NoRoom as refusal:
+            if not refusal.but_for_pins or not self.prefixes.drop_breakpoints(replica):
                 raise
             self._queue(replica, request, first=first)
         if request.kept_tokens:

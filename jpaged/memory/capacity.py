@@ -175,13 +175,15 @@ class CapacityCheck:
 
     # A request that is queued.
 
-    def is_possible(self, lifetime: Lifetime, *, pinned_tokens: int = 0) -> bool:
+    def is_possible(self, lifetime: Lifetime, *, pinned_tokens: int = 0, without_pins: bool = False) -> bool:
         """Tell whether the request fits a pool that holds nothing but pinned blocks, above the watermark.
 
         Args:
             pinned_tokens: leading tokens that need no blocks, because they lie in pinned ones.
+            without_pins: whether the pinned blocks count as free.
         """
-        return self._fits_empty(self._missing(self._size(lifetime, pinned_tokens), pinned_tokens))
+        needs = self._missing(self._size(lifetime, pinned_tokens), pinned_tokens)
+        return self._fits_empty(needs, 0 if without_pins else self._pinned.num_pages)
 
     def is_tight(self, lifetime: Lifetime) -> bool:
         """Tell whether the request could fail to fit the same pool where its blocks are not packed.
@@ -203,7 +205,7 @@ class CapacityCheck:
     ) -> Fit:
         """Tell whether a request fits now, later or never; see `MemoryManager.can_admit`."""
         needs = self._missing(self._size(need), need.cached_tokens)
-        if not self._fits_empty(needs):
+        if not self._fits_empty(needs, self._pinned.num_pages):
             return Fit.NEVER
         if reserved is not None:
             needs = [mine + others for mine, others in zip(needs, reserved, strict=True)]
@@ -271,12 +273,12 @@ class CapacityCheck:
         shared = length if prompt is None else min(prompt, length)
         return _Size(length, demand.num_seqs, shared, groups, demand.held_blocks)
 
-    def _fits_empty(self, needs: Sequence[int]) -> bool:
-        """Tell whether so many blocks of each group fit a pool that holds nothing but pinned blocks."""
+    def _fits_empty(self, needs: Sequence[int], pinned_pages: int) -> bool:
+        """Tell whether so many blocks of each group fit a pool that holds nothing but so many pages."""
         pages = sum(
             -(-blocks // group.blocks_per_page) for group, blocks in zip(self._layout.groups, needs, strict=True)
         )
-        return pages <= self._layout.num_pages - self.watermark_pages - self._pinned.num_pages
+        return pages <= self._layout.num_pages - self.watermark_pages - pinned_pages
 
     def _missing(self, size: _Size, cached_tokens: int) -> list[int]:
         """Return how many blocks of each group a request takes when its first `cached_tokens` tokens have theirs."""

@@ -5,6 +5,7 @@ priority, chunked prefill under a token budget, preemption of the last in that o
 sampled tokens back.
 """
 
+from jpaged.scheduling.admission import NoRoom
 from jpaged.scheduling.beam import BeamSearch
 from jpaged.scheduling.preemption import PreemptionMode
 from jpaged.scheduling.queues import SchedulingPolicy
@@ -15,6 +16,7 @@ from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
 __all__ = [
     "BeamSearch",
     "Chunk",
+    "NoRoom",
     "PreemptionMode",
     "Request",
     "Sample",

@@ -16,6 +16,16 @@ from jpaged.scheduling.request import Request, Sequence, Status
 from jpaged.scheduling.step import StepPlan, missing_tokens
 
 
+class NoRoom(ValueError):
+    """A request could never fit the pool.
+
+    Attributes:
+        but_for_pins: whether it would fit if nothing were pinned.
+    """
+
+    but_for_pins = False
+
+
 class Admission:
     """Decides whether a request has room: rows, tokens of the step and blocks, now or ever. It only asks and changes
     nothing.
@@ -36,18 +46,21 @@ class Admission:
         """Refuse a request that could never be served.
 
         Raises:
-            ValueError: it could not fit an empty pool, or asks for something that could not be held.
+            NoRoom: it could not fit a pool of nothing but pinned blocks.
+            ValueError: it asks for something that could not be held.
         """
         self._holds.check(request)
         if not self.is_possible(request, lifetime):
             layout, width = self._memory.layout, len(request.sequences)
             several = f" in each of {width} sequences" if width > 1 else ""
-            raise ValueError(
+            refusal = NoRoom(
                 f"a request of {len(request.prompt_token_ids)} prompt tokens that may grow to "
                 f"{request.max_total_tokens} tokens{several} can never fit the pool of {layout.num_pages} large pages "
                 f"of {layout.page_bytes:,} bytes; raise kv_cache_memory_bytes or memory_utilization, or lower "
                 "max_tokens"
             )
+            refusal.but_for_pins = self._memory.is_possible(lifetime, without_pins=True)
+            raise refusal
 
     def lifetime(self, request: Request) -> Lifetime:
         """Return the most that a request will ever take; computed once, when the request is queued.

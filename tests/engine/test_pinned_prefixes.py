@@ -385,6 +385,11 @@ def test_a_request_without_room_ends_breakpoints_rather_than_to_be_refused():
     engine, _ = timed_engine(num_blocks=16, max_model_len=8)
     engine.add(request := asking([1] * 16, [(16, 300.0)]))
     finish(engine, request)
+    urgent = make_request([5] * 6, 4)
+    urgent.priority = 1
+    for refused, why in ((urgent, "priority=1"), (make_request([5] * 6, 600), "can never fit")):
+        with pytest.raises(ValueError, match=why):
+            engine.add(refused)
     assert pinned(engine, [1] * 16) == 16
     engine.add(request := make_request([5] * 6, 54))
     finish(engine, request)

@@ -218,10 +218,10 @@ class EngineConfig:
     8.0, which lack bfloat16, take float16 instead of it, and TPUs take bfloat16 instead of float16. Only GPUs take
     float16.
 
-    On one CPU with Numba, "float32" keeps the matrices of a bfloat16 checkpoint in bfloat16, in half the memory, and
-    multiplies them in float32; it keeps other matrices in panels of columns. `LLM.params` turns them into arrays of
-    float32. "bfloat16" on a CPU applies to matrices, to the values that they multiply, and to KV; sums, norms and the
-    rest are float32. It needs Numba and one device."""
+    On one CPU with compiled loops (Numba, or those of the wheel), "float32" keeps the matrices of a bfloat16 checkpoint
+    in bfloat16, in half the memory, and multiplies them in float32; it keeps other matrices in panels of columns.
+    `LLM.params` turns them into arrays of float32. "bfloat16" on a CPU applies to matrices, to the values that they
+    multiply, and to KV; sums, norms and the rest are float32. It needs compiled loops and one device."""
 
     quantization: Literal["int8", "int4", "int4-32", "int4-64", "int4-128", "fp8", "gguf"] | None = setting(
         None,
@@ -411,10 +411,10 @@ class EngineConfig:
             "several hosts": "each host has a part of every block",
             "models without KV": "there are no blocks to keep",
         },
-        flag=Flag(commands="requests", help="Folder of a local disk for cached KV that the pool loses. Default: none."),
+        flag=Flag(commands="requests", help="Folder of a local disk that keeps copies of cached KV. Default: none."),
     )
-    """Folder of a local disk that keeps cached blocks after the pool evicted them, until the engine is closed. None
-    drops them. The engine reads them ahead of the step that needs them, where it measured that reading is faster than
+    """Folder of a local disk to which cached blocks are copied as they fill, and which later processes read too. None
+    keeps none. The engine reads them ahead of the step that needs them, where it measured that reading is faster than
     computing their tokens. It needs enable_prefix_caching, one replica and one host."""
 
     disk_space: float | None = setting(

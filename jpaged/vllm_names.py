@@ -28,7 +28,8 @@ _SHARED |= _table(
     """
 cluster: give tensor_parallel_size and data_parallel_size; over hosts call jax.distributed.initialize() first
 compiler: XLA compiles every shape once: call warmup(), or give enforce_eager=True to compile nothing ahead
-images: images are prepared as the checkpoint says, and come in multi_modal_data or as image_url parts of messages
+images: images are prepared as the checkpoint and mm_processor_kwargs say, and come in multi_modal_data or as image_url
+    parts of messages
 embeds: prompts are text or token ids, not embeddings
 lora: adapters have the settings enable_lora, max_loras, max_cpu_loras, max_lora_rank and lora_modules, and the model's
     dtype
@@ -53,7 +54,7 @@ knows: the caller has the adapter that it gave with the request
 family: a package adds a model family with an entry point in the group 'jpaged.models': see docs/adding_a_model.md
 settings: give the settings themselves to LLM(...): a setting that jpaged lacks says what to use
 kernels: kernels are chosen by the devices
-encoder: models with an encoder are not supported
+encoder: models with an encoder and a decoder are not supported
 traces: `jpaged serve --otlp-traces-endpoint` sends traces
 """
 )
@@ -87,8 +88,8 @@ calculate_kv_scales: kv_cache_dtype='int8' stores scales with the KV; 'fp8' need
 kv_cache_dtype_skip_layers: all layers hold KV in the form that kv_cache_dtype names
 compilation_config cudagraph_capture_sizes cudagraph_metrics jit_monitor_mode jit_monitor_verbose
     max_cudagraph_capture_size max_seq_len_to_capture optimization_level performance_mode: @compiler
-convert override_pooler_config pooler_config runner task: every model generates, and LLM.embed(), classify() and score()
-    say how by PoolingParams
+convert override_pooler_config pooler_config runner task: a model's folder says whether it generates, and LLM.embed(),
+    classify() and score() say how by PoolingParams
 cpu_offload_gb cpu_offload_params offload_backend offload_group_size offload_num_in_group offload_params
     offload_prefetch_step: weights stay on the devices: quantization or tensor_parallel_size makes them fit
 device device_ids: JAX_PLATFORMS=cpu, cuda or tpu in the environment chooses the devices
@@ -119,7 +120,8 @@ config_format hf_config_path hf_overrides rope_scaling rope_theta: the model's c
     copy of the model's folder; classifier_from_token=('no', 'yes') is a setting, for Qwen3-Reranker
 hf_token: HF_TOKEN in the environment, or `hf auth login`, tells the hub who you are
 code_revision: no code of a model's repository is run
-ec_manager_config ec_transfer_config kv_events_config kv_transfer_config: @transfer
+kv_events_config: kv_cache_events=N keeps the last N changes of cached blocks for readers
+ec_manager_config ec_transfer_config kv_transfer_config: @transfer
 kv_offloading_backend: kv_offloading_size keeps cached KV in host memory, disk_folder with disk_space on a local disk
 ignore_patterns load_format max_parallel_loading_workers model_loader_extra_config model_weights pt_load_map_location
     safetensors_load_strategy safetensors_prefetch_block_size safetensors_prefetch_num_threads use_tqdm_on_load: the
@@ -129,7 +131,7 @@ logits_processors: @logits
 logprobs_mode: log-probabilities are the model's own, before temperature and edits ('raw_logprobs')
 enable_mamba_cache_stochastic_rounding enable_mamba_shared_prefix_checkpoint mamba_block_size mamba_cache_dtype
     mamba_cache_mode mamba_cache_philox_rounds mamba_ssm_cache_dtype swa_bounded_replay: recurrent layers keep a state
-    in the model's own dtype, a block each state_checkpoint_interval tokens
+    of its own dtype, a block each state_checkpoint_interval tokens
 disable_chunked_mm_input disable_mm_preprocessor_cache enable_mm_processor_stats interleave_mm_strings
     io_processor_plugin media_io_kwargs mm_device_do_normalize mm_encoder_fp8_scale_path
     mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path mm_encoder_only mm_encoder_tp_mode

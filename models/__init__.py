@@ -1,4 +1,4 @@
-"""Holds model families as Flax NNX modules, one file each, such as `llama`, `gemma`, `mixtral`, `jamba` and `mamba2`.
+"""Holds model families as Flax NNX modules, a file each (`llama`, `gemma`, `jamba`) or a row (`families`).
 
 A family implements `jpaged.model_api.CausalLM` and is built with a `BuildContext`, which it hands to its parts. They
 share `decoder` (all but the layers), `pre_norm` (the usual layer), `linear` (the one place that multiplies), `layers`

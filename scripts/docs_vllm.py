@@ -45,6 +45,7 @@ def taken() -> str:
     rows += [
         (f"`{name}`", f"only {', '.join(f'`{value!r}`' for value in values)}: what is done anyway")
         for name, values in vllm_names.SAME.items()
+        if name not in EngineConfig.__dataclass_fields__  # a value of an own setting that means its default
     ]
     own = (field.name for field in dataclasses.fields(EngineConfig) if field.name != "model")
     rows.append((", ".join(f"`{name}`" for name in sorted(own)), "the same name; see [Settings](api/config.md)"))

@@ -232,7 +232,7 @@ def test_flags_are_taken_or_say_what_to_use(command):
     [
         (["serve", "-tp", "2"], "No such option: -tp: give --tensor-parallel-size"),
         (["serve", "--compilation-config.mode", "3"], "No such option: --compilation-config.mode: XLA compiles"),
-        (["serve", "--runner=generate"], "No such option: --runner: every model generates"),
+        (["serve", "--runner=generate"], "No such option: --runner: a model's folder says whether it generates"),
         (["serve", "--speculative-config", "{}"], "give --speculative"),
         (["serve", "--no-enable-chunked-prefill"], "long prompts always run in chunks"),
         (["serve", "--max_model_len", "0"], "Invalid value for '--max-model-len'"),
@@ -293,7 +293,7 @@ def test_engine_args_are_the_settings_that_were_given():
 def test_engine_args_refuse_what_an_llm_refuses():
     args = EngineArgs("m")
     for change, error, words in (
-        ({"runner": "draft"}, ValueError, "every model generates"),
+        ({"runner": "draft"}, ValueError, "a model's folder says whether it generates"),
         ({"nonesuch": 1}, TypeError, "is no setting of LLM"),
         ({"trust_remote_code": True}, ValueError, "no code of a model's repository"),
     ):

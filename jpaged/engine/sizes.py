@@ -75,7 +75,7 @@ def check_compute_dtype(dtype: str, platform: str, devices: int = 1) -> None:
         )
     if not has_cpu_loops():
         raise ValueError(
-            "dtype='bfloat16' on a CPU needs Numba, which compiles its products: pip install '.[cpu]', or use "
+            "dtype='bfloat16' on a CPU needs compiled loops, which Numba makes: pip install '.[cpu]', or use "
             "dtype='float32'"
         )
 

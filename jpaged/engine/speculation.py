@@ -114,7 +114,8 @@ def _draft_model(speculative: DraftModel, config: EngineConfig, loaded: LoadedMo
 def _head(speculative: Head, config: EngineConfig, loaded: LoadedModel) -> DraftSource:
     if isinstance(loaded.model, TakesImages) and not isinstance(loaded.model, PacksImages):
         raise ValueError(
-            f"speculative={speculative}: heads read text only; language_model_only=True loads the model without images"
+            f"speculative={speculative}: heads read no pictures of a tower of single images; "
+            "language_model_only=True loads the model without it"
         )
     folder = None if isinstance(speculative, MTP) else speculative.model
     of_model = folder is None  # the head lies in the model's own checkpoint, and is read as the model is

@@ -70,7 +70,7 @@ class PoolingHead:
         pooling: how a prompt becomes one vector if a request does not say.
         normalize: whether that vector is divided by its length if a request does not say.
         unknown: the folder's name of an unsupported pooling mode; None if the mode is supported.
-        modules: the folder's names of unsupported modules, such as Dense, without which vectors would be wrong.
+        modules: the folder's names of unsupported modules, without which vectors would be wrong.
         dense: the folder's Dense modules, through which a pooled vector goes; None if there are none.
         prompts: the folder's texts to put before others, by name.
         default_prompt: the name of the one for requests that name none; None = they get none.

@@ -34,8 +34,8 @@ class BuildContext:
         expert_parallel: whether whole experts are spread over the shards, instead of each expert's columns. A family
             without experts refuses it.
         stacked: whether the layers of each repeating pattern are stacked and scanned over. TPUs want it: compile time
-            and the number of arguments do not grow with depth. XLA:CPU and XLA:GPU would copy each layer's weights out
-            of the stack at every step.
+            and the number of arguments do not grow with depth. XLA:CPU would copy each layer's weights out of the stack
+            at every step; XLA:GPU does, where Triton's kernels are not used.
         unrolled: whether layers that are not stacked follow one another, without a loop. GPUs want it, as XLA:GPU asks
             the host which branch of a `jax.lax.switch` to take.
         product_impl: the version of `pallas_kernels.matmul` and `pallas_kernels.quantised_matmul` that multiplies;

@@ -28,8 +28,8 @@ class ServerSettings:
         allow_anonymous: whether a server without keys may listen on any address.
         cors_origins: origins whose pages may read answers in a browser; none: no other origin may.
         tls_certificate, tls_key: PEM files; both or neither.
-        max_body_bytes: largest body of a request; None: 8 MiB and, where the model takes images, the largest one in
-            base64.
+        max_body_bytes: largest body of a request; None: 8 MiB and, where the model takes pictures or videos, the
+            largest one in base64.
         request_timeout: seconds after which a request ends with an error; None: no limit.
         read_timeout: seconds within which a request has to arrive, head and body.
         stall_timeout: seconds that a client may stop reading its stream before the request ends.

@@ -42,7 +42,7 @@ def matmul(
         index: may be traced.
         rows: how many rows of x, the first ones, are wanted; the others may give 0. None: all.
         out_dtype: by default that of `x`.
-        impl: ``cpu`` needs Numba and unsharded operands, and leaves what is not float32, or not a whole number of
+        impl: ``cpu`` needs compiled loops and unsharded operands, and leaves what is not float32, or not a whole number of
             vectors wide, to XLA. All others are XLA's.
     """
     dtype = out_dtype or x.dtype
@@ -99,7 +99,7 @@ def matmul_grouped(
 
     Args:
         x: sorted by expert: the first ``counts[0]`` rows are expert 0's.
-        impl: ``cpu`` needs Numba, ``gpu`` Triton, and both unsharded operands; all others are XLA's.
+        impl: ``cpu`` needs compiled loops, ``gpu`` Triton, and both unsharded operands; all others are XLA's.
     """
     if impl == "gpu" and x.size and table.size and multiplies(x.dtype):
         from pallas_kernels.matmul import gpu_grouped  # imports triton, which only a GPU's environment has

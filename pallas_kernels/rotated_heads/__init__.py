@@ -44,7 +44,7 @@ def rotated_heads(
         joined: for each KV head its queries, its key and its value.
         cos, sin: of the angles, float32; ``2 * half`` is at most head_dim.
         norms: of queries and keys, before they are rotated.
-        impl: ``cpu`` needs Numba; all but the reference need what `takes` names, and unsharded operands.
+        impl: ``cpu`` needs compiled loops; all but the reference need what `takes` names, and unsharded operands.
 
     Raises:
         ValueError: `impl` is none of these, there are fewer than three rows a KV head, more pairs than fit in a head,

@@ -30,7 +30,7 @@ def rms_norm(
 
     Args:
         scale: None = 1, without `offset`.
-        impl: ``cpu`` needs Numba and an unsharded operand, and leaves what is not float32, or has no scale, to XLA.
+        impl: ``cpu`` needs compiled loops and an unsharded operand, and leaves what is not float32, or has no scale, to XLA.
             ``tpu`` needs an unsharded operand, and leaves what `tpu.takes` does not name, or has no scale, to XLA.
     """
     if impl in ("tpu", "tpu_interpret") and scale is not None and tpu.takes(x):
@@ -74,7 +74,7 @@ def gated(
 
     Args:
         activation: Hugging Face's name of a function; those of `cpu.ACTIVATIONS` are computed here.
-        impl: ``cpu`` needs Numba and an unsharded operand of float32.
+        impl: ``cpu`` needs compiled loops and an unsharded operand of float32.
     """
     if impl == "cpu" and cpu.takes(both) and activation in cpu.ACTIVATIONS:
         return cpu.gated(both, activation)
@@ -85,7 +85,7 @@ def largest(x: Float[Array, "rows size"], *, impl: Impl = "xla") -> tuple[Int[Ar
     """Return the first place of each row's largest number, and the logarithm of the sum of its numbers' exponentials.
 
     Args:
-        impl: ``cpu`` needs Numba and an unsharded operand, and leaves what is not float32 to XLA.
+        impl: ``cpu`` needs compiled loops and an unsharded operand, and leaves what is not float32 to XLA.
     """
     if impl == "cpu" and cpu.takes(x):
         return cpu.largest(x)

@@ -22,7 +22,7 @@ def on_thread_pool(x: Shaped[Array, "*axes"], *, impl: Impl | None = None) -> Sh
 
     Args:
         x: an operand of the operations that matter; small, as it is copied unless the program may overwrite it.
-        impl: ``cpu`` moves, and needs Numba; all others return `x` itself. None picks by platform.
+        impl: ``cpu`` moves, and needs compiled loops; all others return `x` itself. None picks by platform.
     """
     if resolve_impl(impl) != "cpu":
         return x

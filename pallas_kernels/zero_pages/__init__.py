@@ -26,7 +26,7 @@ def zeros(shape: tuple[int, ...], dtype: jnp.dtype, *, impl: Impl | None = None)
     """Return an array of zeros on one device; to be called within `jax.jit`.
 
     Args:
-        impl: ``cpu`` touches no memory and needs Numba; all others write it. None picks by platform.
+        impl: ``cpu`` touches no memory and needs compiled loops; all others write it. None picks by platform.
     """
     if resolve_impl(impl) != "cpu":
         return jnp.zeros(shape, dtype)

@@ -18,7 +18,8 @@ MOST_CHOICES = 128
 MOST_BIASES = 1024
 """Limit on the tokens of `logit_bias`: the sizes of more are compiled while all requests wait."""
 MOST_TEXTS = 1024
-"""Limit on the texts of `stop` and of `bad_words`, each of which is looked for after every token."""
+"""Limit on the texts of `bad_words`, each of which is looked for after every token; `SamplingParams` takes fewer of
+`stop`."""
 MOST_TOKEN_IDS = 2**18
 """Limit on the tokens of `allowed_token_ids` and `stop_token_ids`, as many as the largest vocabularies have."""
 _SAME_NAME = (

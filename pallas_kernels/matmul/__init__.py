@@ -42,8 +42,8 @@ def matmul(
         index: may be traced.
         rows: how many rows of x, the first ones, are wanted; the others may give 0. None: all.
         out_dtype: by default that of `x`.
-        impl: ``cpu`` needs compiled loops and unsharded operands, and leaves what is not float32, or not a whole number of
-            vectors wide, to XLA. All others are XLA's.
+        impl: ``cpu`` needs compiled loops and unsharded operands, and leaves what is not float32, or not a whole number
+            of vectors wide, to XLA. All others are XLA's.
     """
     dtype = out_dtype or x.dtype
     if impl == "cpu" and cpu.takes(x, matrices[0], dtype):

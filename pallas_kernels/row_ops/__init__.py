@@ -31,7 +31,8 @@ def rms_norm(
     Args:
         scale: None = 1, without `offset`.
         impl: ``cpu`` needs compiled loops and an unsharded operand, and leaves what is not float32, or has no scale,
-            to XLA. ``tpu`` needs an unsharded operand, and leaves what `tpu.takes` does not name, or has no scale, to XLA.
+            to XLA. ``tpu`` needs an unsharded operand, and leaves what `tpu.takes` does not name, or has no scale, to
+            XLA.
     """
     if impl in ("tpu", "tpu_interpret") and scale is not None and tpu.takes(x):
         return tpu.rms_norm(x, scale, eps, offset, interpret=impl == "tpu_interpret")

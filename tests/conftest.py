@@ -24,6 +24,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 if "--nightly" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
     # Most of a run is XLA compiling programs that run for milliseconds. The night's are optimised as users' are.
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    os.environ["XLA_FLAGS"] = " ".join(filter(None, [os.environ.get("XLA_FLAGS"), *thorough.quick_compiler_flags()]))
 os.environ.setdefault("PALLAS_KERNELS_GPU", "triton")  # what is compiled and planned for GPUs here; not the default
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Threads of OpenMP wait for each other by spinning, which takes the core from the other worker.

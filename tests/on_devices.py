@@ -11,14 +11,21 @@ from typing import Any
 
 
 def printed_on_devices(count: int, program: Path, *arguments: object) -> Any:
-    """Return what the last line that a program prints says; it finds the modules that this process finds."""
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    command = [sys.executable, str(program), *map(str, arguments)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    """Return what the last line that a program prints says."""
+    run = run_on_devices(count, program, *arguments)
     assert run.returncode == 0, run.stderr[-3000:]
     return json.loads(run.stdout.splitlines()[-1])
+
+
+def run_on_devices(count: int, program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a program, which finds the modules that this process finds and compiles as this process does."""
+    command = [sys.executable, str(program), *map(str, arguments)]
+    environment = with_devices(count)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+
+
+def with_devices(count: int) -> dict[str, str]:
+    """Return the variables of a process that has `count` virtual devices, and else those of this one."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}".strip()
+    path = os.pathsep.join(filter(None, sys.path))
+    return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from on_devices import with_devices
 
 SCRIPT = Path(__file__).parent / "generate.py"
 
@@ -25,15 +26,10 @@ def start(count: int, task: str, folder: Path, *, devices: int = 2) -> list[subp
     """`count` processes of `generate.py`, each with its own virtual devices."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-    environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
     return [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), address, str(count), str(number), task, str(folder)],
-            env=environment,
+            env=with_devices(devices),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -5,11 +5,10 @@ shapes were compiled after the warm-up, as JSON. `on_devices` runs it."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+from on_devices import printed_on_devices
 from vision_checkpoints import picture, prompt_of
 
 from jpaged import LLM, SamplingParams
@@ -30,16 +29,7 @@ def on_devices(folder: str, placeholder: int, *sizes: int | str, recompiles: int
     Args:
         recompiles: most shapes that may be compiled after a warm-up: those of images whose size it cannot foresee.
     """
-    here = Path(__file__).parent
-    environment = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent / "models"))),
-    }
-    command = [sys.executable, __file__, folder, str(placeholder), *map(str, sizes)]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
+    said = printed_on_devices(8, Path(__file__), folder, placeholder, *sizes)
     assert max(said["recompiles"]) <= recompiles, said["recompiles"]
     return said["tokens"]
 

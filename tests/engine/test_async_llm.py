@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 from few_shapes import run_in_few_shapes
+from thorough import examples
 from tiny_chat_model import make_chat_model
 
 from jpaged import (
@@ -307,8 +308,8 @@ def test_a_client_whose_event_loop_ended_holds_nothing(slow):
     run(engine.shutdown())
 
 
-def test_a_thousand_random_submits_aborts_and_cancellations_leave_an_empty_pool(llm):
-    draw = random.Random(5)
+def test_hundreds_of_random_submits_aborts_and_cancellations_leave_an_empty_pool(llm):
+    draw, number_of_requests = random.Random(5), examples(1000)
     ends = {"finished": 0, "abort": 0, "left": 0, "cancelled": 0, "busy": 0, "refused": 0}
 
     async def client(engine, number):
@@ -343,7 +344,7 @@ def test_a_thousand_random_submits_aborts_and_cancellations_leave_an_empty_pool(
     async def main():
         async with serving(llm, max_waiting_requests=40) as engine:
             tasks, room = [], asyncio.Semaphore(60)
-            for number in range(1000):
+            for number in range(number_of_requests):
                 await room.acquire()
                 tasks.append(asyncio.create_task(client(engine, number)))
                 tasks[-1].add_done_callback(lambda _: room.release())
@@ -356,8 +357,9 @@ def test_a_thousand_random_submits_aborts_and_cancellations_leave_an_empty_pool(
             assert await used_blocks(engine) == 0
 
     run(main(), seconds=120)
-    assert sum(ends.values()) - ends["busy"] > 800, "a task cancelled before it began counts nowhere"
-    assert all(count > 10 for count in ends.values()), ends
+    counted = sum(ends.values()) - ends["busy"]
+    assert counted > 0.8 * number_of_requests, "a task cancelled before it began counts nowhere"
+    assert all(count > 0.01 * number_of_requests for count in ends.values()), ends
 
 
 # ---------------------------------------------------------------------- the end of the engine

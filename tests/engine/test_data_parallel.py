@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
+from on_devices import printed_on_devices
 from tiny_chat_model import byte_level_tokenizer
 
 from jpaged import LLM
-
-HERE = Path(__file__).parent
-FOUR_DEVICES = {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-    "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
-}
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +19,7 @@ def found(tmp_path_factory):
     make_checkpoint("llama", folder)
     byte_level_tokenizer().save_pretrained(folder)
     states = tmp_path_factory.mktemp("states")
-    command = [sys.executable, str(HERE / "tokens_of_replicas.py"), str(folder), str(states)]
-    done = subprocess.run(command, env=os.environ | FOUR_DEVICES, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_on_devices(4, Path(__file__).with_name("tokens_of_replicas.py"), folder, states)
 
 
 def test_batches_samples_beams_streams_and_clients_get_the_tokens_of_one_replica(found):

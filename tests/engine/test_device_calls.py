@@ -8,28 +8,18 @@ anew, see `calls_of_loads.py`.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from test_data_parallel import FOUR_DEVICES
+from on_devices import printed_on_devices
 
 HERE = Path(__file__).parent
 KNOWN = json.loads((HERE / "device_calls.json").read_text())
-MODULES = os.pathsep.join([str(HERE), str(HERE.parent / "models"), str(HERE.parent)])
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
-    command = [sys.executable, str(HERE / "calls_of_loads.py"), str(tmp_path_factory.mktemp("models"))]
-    path = os.pathsep.join(filter(None, [MODULES, os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        command, env=os.environ | FOUR_DEVICES | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_on_devices(4, HERE / "calls_of_loads.py", tmp_path_factory.mktemp("models"))
 
 
 @pytest.mark.parametrize("load", sorted(KNOWN))

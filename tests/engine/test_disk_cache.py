@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from checkpoints import make_checkpoint
 from greedy_reference import random_prompts
+from on_devices import run_on_devices
 from tiny_chat_model import make_chat_model
 
 from jpaged import LLM, SamplingParams
@@ -223,18 +221,17 @@ def test_a_deterministic_engine_gives_the_same_bits(model, tmp_path):
 
 
 def test_after_kill_9_the_next_engine_finds_what_was_written_and_gives_the_same_tokens(model, tmp_path):
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent / 'models'}"}
-    code = (
+    program = tmp_path / "program.py"
+    program.write_text(
         "import os, signal, sys; from test_disk_cache import *; "
         "llm = disk_engine(sys.argv[1], sys.argv[2], int(sys.argv[3])); found = answers(llm); answers(llm, [0]); "
         "llm.control.engine.memory.tiers.each[0].store._thread.submit(lambda: None).result(); "
         "print(found, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    command = [sys.executable, "-c", code, model.folder, str(tmp_path), str(model.pool)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    done = run_on_devices(1, program, model.folder, tmp_path / "disk", model.pool)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout.splitlines()[-1] == str(model.answers)
-    llm, reader = (disk_engine(model.folder, tmp_path, model.pool) for _ in range(2))
+    llm, reader = (disk_engine(model.folder, tmp_path / "disk", model.pool) for _ in range(2))
     assert answers(reader) == answers(llm) == model.answers
     for engine in (llm, reader):
         disk = engine.stats().disk
@@ -262,9 +259,6 @@ def test_windows_and_states_come_back_too(name, seed, pages, options, tmp_path):
 
 @pytest.mark.nightly
 def test_two_devices_keep_their_shares_of_each_block(model, tmp_path):
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    env["PYTHONPATH"] = f"{HERE}{os.pathsep}{HERE.parent / 'models'}"
-    command = [sys.executable, str(HERE / "disk_by_devices.py"), model.folder, str(tmp_path), str(model.pool // 2)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    done = run_on_devices(2, HERE / "disk_by_devices.py", model.folder, tmp_path, model.pool // 2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "the same tokens"

@@ -1,15 +1,12 @@
 """Whole experts on each device generate the tokens of one device, and lie nowhere else."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from checkpoints import CHECKPOINTS, make_checkpoint
 from dense_model import abstract
 from greedy_reference import torch_greedy
+from on_devices import printed_on_devices
 from thorough import rarely
 from tokens_by_devices import NUM_TOKENS, PROMPTS
 
@@ -17,11 +14,6 @@ from jpaged import LLM
 from jpaged.config import EngineConfig
 
 HERE = Path(__file__).parent
-EIGHT_DEVICES = {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": os.pathsep.join([str(HERE.parent / "models"), os.environ.get("PYTHONPATH", "")]),
-}
 EXPERTS = 8
 FLOAT, QUANTISED = ["2", "2 replicas of 4", "8"], ["int8 on 1", "int8 on 4"]
 """Names in `experts_by_devices.ENGINES`."""
@@ -31,10 +23,7 @@ def run(name, folder, engines, **changes):
     """Return what torch generates, and what the engines do and hold; `changes` are of the config's fields."""
     model = make_checkpoint(name, folder, **changes or {"num_local_experts": EXPERTS})
     expected = torch_greedy(model, PROMPTS, NUM_TOKENS)
-    command = [sys.executable, str(HERE / "experts_by_devices.py"), str(folder), *engines]
-    done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return expected, json.loads(done.stdout.splitlines()[-1])
+    return expected, printed_on_devices(8, HERE / "experts_by_devices.py", folder, *engines)
 
 
 @pytest.fixture(scope="module")

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 from features_of_replicas import PLACES
 from lora_checkpoints import save_all
-from test_data_parallel import FOUR_DEVICES
-
-HERE = Path(__file__).parent
+from on_devices import printed_on_devices
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +20,8 @@ def asked(tmp_path_factory):
     @cache
     def ask(what):
         folder = tmp_path_factory.mktemp("states")
-        script = str(HERE / "features_of_replicas.py")
-        command = [sys.executable, script, model, json.dumps(adapters), str(folder), what]
-        done = subprocess.run(command, env=os.environ | FOUR_DEVICES, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        script = Path(__file__).with_name("features_of_replicas.py")
+        return printed_on_devices(4, script, model, json.dumps(adapters), folder, what)
 
     return ask
 

@@ -1,9 +1,6 @@
 """A prompt's KV is cut down to a budget a layer: the tokens of a plain torch reference, the memory, what is refused."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +8,7 @@ import pytest
 import torch
 from checkpoints import make_checkpoint
 from greedy_reference import GREEDY, NUM_TOKENS, Reference, assert_same_tokens, one_torch_thread, random_prompts
+from on_devices import printed_on_devices
 from pyramid_by_devices import KEEP, PYRAMID
 from pyramid_by_devices import NUM_TOKENS as TOKENS_OF_TWO_DEVICES
 from pyramid_reference import PyramidReference
@@ -180,12 +178,9 @@ def test_a_beam_search_of_one_beam_is_greedy(llama):
 
 @pytest.mark.nightly
 def test_two_devices_generate_what_the_reference_generates(llama):
-    here, prompts = Path(__file__).parent, PROMPTS[:4]
-    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(here / "pyramid_by_devices.py"), llama.folder, json.dumps(prompts)]
-    done = subprocess.run(command, env=os.environ | two, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    for tokens, reference in zip(json.loads(done.stdout.splitlines()[-1]), llama.expected, strict=False):
+    program = Path(__file__).with_name("pyramid_by_devices.py")
+    found = printed_on_devices(2, program, llama.folder, json.dumps(PROMPTS[:4]))
+    for tokens, reference in zip(found, llama.expected, strict=False):
         certain = min(TOKENS_OF_TWO_DEVICES, reference.certain)
         assert tokens[:certain] == reference.tokens[:certain]
 

@@ -1,26 +1,18 @@
 """Quantised engines: sharded, on tiny checkpoints, and what they cost in quality on the demo model."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
+from on_devices import printed_on_devices
 
 from jpaged import LLM, SamplingParams
 from jpaged.bench.prompts import questions
 from scripts.benchmarks.perplexity import perplexity
 
 HERE = Path(__file__).parent
-EIGHT_DEVICES = {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": os.pathsep.join([str(HERE.parent / "models"), os.environ.get("PYTHONPATH", "")]),
-}
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = [{"prompt_token_ids": list(range(3, 3 + length))} for length in (1, 17, 30)]
 SMALL = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 64}
@@ -51,10 +43,7 @@ def test_shards_of_quantised_matrices_multiply_to_the_same(family, forms, tmp_pa
     The others have experts: next to a gated shared one, after latent attention, and between recurrent layers.
     """
     make_checkpoint(family, tmp_path)
-    command = [sys.executable, str(HERE / "quantised_by_devices.py"), str(tmp_path), *forms]
-    done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = printed_on_devices(8, HERE / "quantised_by_devices.py", tmp_path, *forms)
     assert set(found) == set(forms)
     for name, (from_values, from_one_device) in found.items():
         assert from_values < 1e-4, name

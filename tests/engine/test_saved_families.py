@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from checkpoints import make_checkpoint
 from greedy_reference import random_prompts
+from on_devices import printed_on_devices
 
 from jpaged import LLM, Layers, NGram, PyramidKV, SamplingParams
 
@@ -99,15 +96,7 @@ def test_every_kind_of_layer_and_of_drafts_goes_on(tmp_path, name, options):
 def test_more_or_fewer_devices_give_the_same_answers(tmp_path, sizes):
     """Tensor and data parallel sizes before and after; where they differ all is computed again."""
     make_checkpoint("llama", tmp_path)
-    env = {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent / 'models'}{os.pathsep}{HERE.parent}",
-    }
-    command = [sys.executable, str(HERE / "saved_by_devices.py"), str(tmp_path), sizes]
-    done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = printed_on_devices(2, HERE / "saved_by_devices.py", tmp_path, sizes)
     before, after = sizes.split("-")
     assert found["answers"] == undisturbed(tmp_path)
     assert (found["kept"] > 0) == (before == after)

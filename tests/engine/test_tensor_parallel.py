@@ -1,9 +1,5 @@
 """More devices change no token: each family on 8 virtual CPU devices, in a process of its own."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -11,25 +7,18 @@ import pytest
 from checkpoints import make_checkpoint
 from greedy_reference import assert_tokens, torch_greedy
 from mxfp4_checkpoint import make_mxfp4
+from on_devices import printed_on_devices
 from test_engine_families import BY_TRANSFORMERS
 from tokens_by_devices import LOADS, NUM_TOKENS, PROMPTS
 
 from jpaged import LLM
 
 HERE = Path(__file__).parent
-EIGHT_DEVICES = {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent / 'models'}",
-}
 
 
 def on_eight_devices(program, *arguments):
     """Return what a program of this folder prints on a process of 8 devices."""
-    command = [sys.executable, str(HERE / program), *map(str, arguments)]
-    done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_on_devices(8, HERE / program, *arguments)
 
 
 @pytest.mark.parametrize(

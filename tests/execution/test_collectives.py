@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from collectives_program import EMBED, PER_TOKEN, ROWS, TOKENS, VOCAB
-
-HERE = Path(__file__).parent
-EIGHT_DEVICES = {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    "JAX_PLATFORMS": "cpu",
-}
+from on_devices import printed_on_devices
 
 
 @pytest.fixture(scope="module")
 def found():
     """The collectives of each model and program."""
-    program = [sys.executable, str(HERE / "collectives_program.py")]
-    done = subprocess.run(program, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_on_devices(8, Path(__file__).with_name("collectives_program.py"))
 
 
 @pytest.mark.parametrize(

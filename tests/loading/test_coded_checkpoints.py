@@ -2,10 +2,7 @@
 
 import json
 import logging
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -15,6 +12,7 @@ import pytest
 from coded_checkpoints import BLOCK, awq_llama, fp8_llama, gptq_llama, gptq_of, packed_llama
 from dense_model import run_dense
 from flax import nnx
+from on_devices import printed_on_devices
 from safetensors.numpy import save_file
 from thorough import rarely
 
@@ -29,12 +27,6 @@ from jpaged.loading.weight_formats.methods import NamedCodes, method_of, open_co
 from pallas_kernels.held_matrix import PermutedMatrix, is_held
 from pallas_kernels.quantised import FLOAT8, INT8
 
-HERE = Path(__file__).parent
-EIGHT_DEVICES = {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-    "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": os.pathsep.join([str(HERE.parent / "models"), os.environ.get("PYTHONPATH", "")]),
-}
 TOKENS = np.random.default_rng(0).integers(3, 96, 20)
 MATRICES = {"qkv", "out", "gate_up", "down"}
 
@@ -181,10 +173,7 @@ def written(kind, folder):
 @pytest.mark.parametrize("kind", [rarely("fp8"), "gptq"])
 def test_shards_compute_what_one_device_does_with_the_values(tmp_path, kind):
     """On 4 shards KV heads are replicated, and shards cut blocks, groups and orders."""
-    command = [sys.executable, str(HERE / "coded_by_devices.py"), *map(str, written(kind, tmp_path))]
-    done = subprocess.run(command, env=os.environ | EIGHT_DEVICES, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = printed_on_devices(8, Path(__file__).with_name("coded_by_devices.py"), *written(kind, tmp_path))
     assert found["2"] < 2e-5 * found["largest"]
     assert found["4"] < 2e-5 * found["largest"]
 

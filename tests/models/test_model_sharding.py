@@ -1,17 +1,13 @@
 """Sharded over devices as `weights()` says, a model needs two all-reduces a layer and nothing else."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from checkpoints import make_checkpoint
+from on_devices import printed_on_devices
 from thorough import rarely
 
 SCRIPT = Path(__file__).with_name("sharded_program.py")
-FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
 
 
 RECURRENT = ("jamba", "qwen3_5")
@@ -33,9 +29,6 @@ def test_only_all_reduces_cross_devices(name, layout, sums, tmp_path):
     """One for the embedding and two for each layer in the program (a scan's body counts once); Mamba has one more, for
     what all of its channels share."""
     make_checkpoint(name, tmp_path)
-    command = [sys.executable, str(SCRIPT), str(tmp_path), layout]
-    done = subprocess.run(command, env=os.environ | FOUR_DEVICES, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = printed_on_devices(4, SCRIPT, tmp_path, layout)
     assert result["collectives"] == {"all-reduce": 1 + sums}
     assert result["error"] < (5e-5 if name in RECURRENT else 1e-5)

@@ -1,9 +1,5 @@
 """The vision encoders and projectors compute what transformers computes, in every layout."""
 
-import json
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from on_devices import printed_on_devices
 from safetensors.numpy import load_file
 from transformers import (
     Gemma3Config,
@@ -304,10 +301,6 @@ def test_a_tower_of_a_kind_that_a_family_has_not_is_refused():
 @pytest.mark.nightly
 def test_only_all_reduces_cross_devices():
     """Sharded as `weights()` says, two for each of the three layers and one for the projector."""
-    script = Path(__file__).with_name("sharded_vision.py")
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, str(script)], env=os.environ | devices, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = printed_on_devices(4, Path(__file__).with_name("sharded_vision.py"))
     assert result["collectives"] == {"all-reduce": 7}
     assert result["error"] < 1e-5

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +9,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from on_devices import printed_on_devices
 from small_schedulers import make_request
 from state_models import (
     BLOCK,
@@ -40,8 +37,6 @@ from jpaged.memory import PinnedSequences
 from jpaged.sampling_params import BeamSearchParams
 from jpaged.scheduling import BeamSearch
 from jpaged.scheduling.top_tokens import TokenRanking
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module", params=[Sums, SumsAndAttention], ids=["alone", "beside attention"])
@@ -190,12 +185,8 @@ def test_two_devices_keep_half_of_each_state():
     one, two = (StateCache(STATES, BlockSettings(BLOCK, jnp.dtype("float32"), shards)) for shards in (1, 2))
     assert [place.shape for place in two.places.values()] == [(64,), (32,)]
     assert two.layer_shape == one.layer_shape == (16, 128), "whole tiles"
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    folders = {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1] / 'scheduling'}"}
-    command = [sys.executable, str(HERE / "state_models.py")]
-    done = subprocess.run(command, env=os.environ | devices | folders, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == list(map(expected, PROMPTS[:3]))
+    found = printed_on_devices(2, Path(__file__).with_name("state_models.py"))
+    assert found == list(map(expected, PROMPTS[:3]))
 
 
 def test_a_state_of_another_width_than_the_pools_elements_takes_whole_tiles():

@@ -1,9 +1,6 @@
 import dataclasses
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -13,6 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 import torch
 from checkpoints import make_checkpoint
+from on_devices import run_on_devices
 from safetensors.torch import load_file, save_file
 from tiny_folders import write_llama
 
@@ -162,9 +160,7 @@ def test_an_unknown_format_is_named(checkpoint, tmp_path):
 
 
 def run_on_four_devices(script: str, source: Path, target: Path) -> None:
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, Path(__file__).parents[1] / script, source, target]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = run_on_devices(4, Path(__file__).parents[1] / script, source, target)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,7 +1,5 @@
 import ctypes
-import os
 import resource
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -14,6 +12,7 @@ from checkpoints import make_checkpoint
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from on_devices import run_on_devices
 
 from jpaged.loading import load_model
 from jpaged.loading.gguf.blocks import dequantise
@@ -62,9 +61,7 @@ def test_a_stack_is_filled_in_place():
 
 
 def test_each_device_reads_only_its_own_part():
-    script = Path(__file__).parents[1] / "sharded_placement.py"
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    done = run_on_devices(4, Path(__file__).parents[1] / "sharded_placement.py")
     assert done.returncode == 0, done.stderr
 
 

@@ -206,6 +206,23 @@ def test_a_conversation_with_calls_results_images_and_errors():
     assert turn.names.images == ["messages.0.content.1.source", "messages.2.content.0.content.1.source"]
 
 
+def test_an_image_inside_other_blocks_is_named_by_its_path():
+    document = {"type": "document", "source": {"type": "content", "content": [PIXEL]}}
+    found = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "redacted_thinking"}, PIXEL]}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [document]}
+    names = shown([{"role": "user", "content": [document, PIXEL, found]}, {"role": "user", "content": [result]}]).names
+    at = "messages.0.content"
+    paths = [
+        f"{at}.0.source.content.0",
+        f"{at}.1",
+        f"{at}.2.content.1",
+        "messages.1.content.0.content.0.source.content.0",
+    ]
+    assert names.images == [f"{path}.source" for path in paths]
+    assert names.refusal(ValueError("image 2 of 4, a file: no")).param == f"{at}.1.source"
+    assert names.refusal(ValueError("image 1 of 6: features of one part have more images than parts")).param is None
+
+
 def test_neighbours_of_one_role_are_one_message():
     said = {"role": "assistant", "content": "b"}
     call = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
@@ -336,6 +353,7 @@ WRONG = {
         "messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]
     },
     "messages.0.content.0 is an image": {"messages": [{"role": "assistant", "content": [PIXEL]}]},
+    "system.0 has an image": {"system": [PIXEL]},
     "stop_sequences=": {"stop_sequences": [""]},
     "tool_choice names 'x'": {"tools": [F], "tool_choice": {"type": "tool", "name": "x"}},
     "tools has two functions of one name": {"tools": [F, F]},

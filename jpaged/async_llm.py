@@ -531,14 +531,21 @@ class AsyncLLM:
         return await self._run(self.control.prepare_cache_reset())
 
     async def pin_prefix(
-        self, prompt: Prompt, cache_salt: str | None = None, *, seconds: float | None = None, name: str | None = None
+        self,
+        prompt: Prompt,
+        cache_salt: str | None = None,
+        *,
+        seconds: float | None = None,
+        name: str | None = None,
+        most_share: float = 1.0,
     ) -> PinnedPrefix:
         """Do what `LLM.pin_prefix` does; clients are served meanwhile. Cancelling the call unpins the prefix.
 
         Args and raises: see `LLM.pin_prefix`.
         """
         control = self.control
-        commit = await asyncio.to_thread(partial(control.prepare_pin, prompt, cache_salt, seconds, name, wait=False))
+        prepare = partial(control.prepare_pin, prompt, cache_salt, seconds, name, most_share, wait=False)
+        commit = await asyncio.to_thread(prepare)
         begun = self._thread.ask(commit)
 
         def drop(begun: Future[PinnedPrefix]) -> None:

@@ -616,7 +616,13 @@ class LLM:
 
     @short_traceback
     def pin_prefix(
-        self, prompt: Prompt, cache_salt: str | None = None, *, seconds: float | None = None, name: str | None = None
+        self,
+        prompt: Prompt,
+        cache_salt: str | None = None,
+        *,
+        seconds: float | None = None,
+        name: str | None = None,
+        most_share: float = 1.0,
     ) -> PinnedPrefix:
         """Keep the KV of a prompt's whole blocks in the pool until `unpin`, and compute it if needed.
 
@@ -627,12 +633,14 @@ class LLM:
             cache_salt: salt that prompts must have to share the prefix; the prompt's mapping may hold it instead.
             seconds: how long it stays at most, from when it is computed; None = until `unpin`.
             name: a name for it, which `pinned_prefixes` returns, also after a saved state was loaded.
+            most_share: largest part of the pool's large pages that all pinned prefixes may take with it.
 
         Raises:
-            ValueError: the prompt fills no block, prefix caching is off, or the rest of the pool would be too small
-                for a sequence of max_model_len tokens or for a request that was accepted.
+            ValueError: the prompt fills no block, prefix caching is off, the pinned prefixes would take too large a
+                share of the pool, or the rest of it would be too small for a sequence of max_model_len tokens or for a
+                request that was accepted.
         """
-        return self.control.run(self.control.prepare_pin(prompt, cache_salt, seconds, name, wait=True))
+        return self.control.run(self.control.prepare_pin(prompt, cache_salt, seconds, name, most_share, wait=True))
 
     def unpin(self, pinned: PinnedPrefix) -> None:
         """Unpin a prefix, so that it can be evicted; ValueError if it is no longer pinned."""

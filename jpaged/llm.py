@@ -15,7 +15,7 @@ from jpaged.config import EngineConfig
 from jpaged.engine.control import EngineControl, Released
 from jpaged.engine.generate import Batch, OnError, generate, resume, stream
 from jpaged.engine.owner import OwnedEngine
-from jpaged.engine.pooled import Pooler, RunOptions, in_callers_thread
+from jpaged.engine.pooled import Pooler, RunOptions, run_pooled
 from jpaged.engine.process import refuse_pickling
 from jpaged.engine.request_registry import name_of
 from jpaged.engine.stats import EngineStats
@@ -97,7 +97,7 @@ class LLM:
         self.input_processor = served.input_processor
         self.output_processor = served.output_processor
         self._owner = OwnedEngine(built.engine)
-        self.pooler = Pooler(served, in_callers_thread(self._owner), self._owner)
+        self.pooler = Pooler(served)
         self.control = EngineControl(served, self._owner)
         if config.background_compilation:
             from jpaged.engine.startup_compilation import compile_while_serving
@@ -388,7 +388,7 @@ class LLM:
                 model's folder asks for an unknown pooling or module; or there are several replicas.
         """
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
-        return self.pooler.embed(prompts, pooling_params, options)
+        return run_pooled(self._owner, self.pooler.embed(prompts, pooling_params, options), use_tqdm)
 
     @short_traceback
     @with_vllms_arguments("LLM.classify")
@@ -409,7 +409,7 @@ class LLM:
             ValueError: the model has no head for classes (``score.weight``); or as `embed`.
         """
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
-        return self.pooler.classify(prompts, options)
+        return run_pooled(self._owner, self.pooler.classify(prompts, options), use_tqdm)
 
     @short_traceback
     @with_vllms_arguments("LLM.score")
@@ -439,7 +439,9 @@ class LLM:
                 has several classes, or it has one and a prompt of a pair is not a text; or as `embed`.
         """
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
-        return self.pooler.score(data_1, data_2, options)
+        if data_2 is None:
+            return self.pooler.likelihoods(self._owner, data_1, options)
+        return run_pooled(self._owner, self.pooler.score(data_1, data_2, options), use_tqdm)
 
     # ------------------------------------------------------------------ the model and its weights
 

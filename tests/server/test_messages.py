@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_answers import CITY, SCRIPTS
-from scripted_model import ScriptedModel
+from scripted_model import Script, ScriptedModel
 
 from jpaged import SamplingParams
 from jpaged.server.access import Key
 from jpaged.server.anthropic.bodies import CountRequest, MessagesRequest
 from jpaged.server.anthropic.rendering import MessageBlocks
 from jpaged.server.app import create_app
+from jpaged.server.caller import Caller
 from jpaged.server.settings import ServerSettings
 from jpaged.server.turn import Arguments, Begun, CallBegun, CallEnded, Ended, Text, Thought
 
@@ -128,6 +129,19 @@ def test_the_reason_of_the_end(script, reason, sequence):
 
 def test_an_answer_that_fills_the_context_says_so():
     assert ask(body("long", max_tokens=9)).json()["stop_reason"] == "model_context_window_exceeded"
+
+
+def test_an_answer_that_can_never_go_on_is_not_one_to_be_continued():
+    model, app = server()
+    model.scripts = SCRIPTS | {"astray": Script(("half ",), "abort", "no token fits the grammar")}
+    whole = ask(body("astray"), app=app).json()
+    assert whole["stop_reason"] == "refusal" and whole["stop_details"]["explanation"] == "no token fits the grammar"
+    assert accumulated(events(ask(body("astray", stream=True), app=app)))["stop_details"] == whole["stop_details"]
+    response = ask({"input": "#astray#"}, "/v1/responses", app).json()
+    assert response["status"] == "failed" and response["error"]["message"] == "no token fits the grammar"
+    assert response["output"][0]["status"] == "incomplete"
+    job = app.state.responses.find(Caller("r"), response["id"])
+    assert job.response == response and not job.was_cut_off, "a restarted server would generate it again"
 
 
 def test_tokens_that_were_cached_are_counted_apart_from_the_start_on():

@@ -103,7 +103,9 @@ class MessageBlocks:
     def _end(self, ended: Ended) -> Iterator[Made]:
         yield from self._close()
         stop = ended.stop if isinstance(ended.stop, str) and ended.reason == "stop" else None
-        how = {"stop_reason": self._reason(ended, stop), "stop_sequence": stop}
+        how: dict[str, Any] = {"stop_reason": self._reason(ended, stop), "stop_sequence": stop}
+        if ended.failure is not None:
+            how["stop_details"] = {"type": "refusal", "category": None, "explanation": ended.failure}
         usage = _usage(ended, ended.output_tokens)
         if ended.thought_tokens is not None:
             usage["output_tokens_details"] = {"thinking_tokens": ended.thought_tokens}
@@ -114,6 +116,8 @@ class MessageBlocks:
     def _reason(self, ended: Ended, stop: str | None) -> str:
         if ended.reason == "length":
             return "max_tokens" if ended.output_tokens >= self._max_tokens else "model_context_window_exceeded"
+        if ended.failure is not None:
+            return "refusal"  # a client that sends the message back would meet the same failure
         if ended.reason == "abort":
             return "pause_turn"  # the server ends; the client may send the message back to have it continued
         return "tool_use" if ended.reason == "calls" else "end_turn" if stop is None else "stop_sequence"

@@ -105,7 +105,9 @@ class Answer:
                             for made in self._items.add(event):
                                 yield made
                         if (ended := piece.ended) is not None:
-                            for made in self._items.close(_status(ended)):
+                            for made in self._items.close(
+                                "completed" if _status(ended) == "completed" else "incomplete"
+                            ):
                                 yield made
                             yield f"response.{_status(ended)}", {"response": self._ended(ended)}
             except Exception as error:
@@ -131,6 +133,7 @@ class Answer:
         why = "max_output_tokens" if ended.reason == "length" else "aborted"
         return {
             **self.state(_status(ended)),
+            "error": None if ended.failure is None else {"code": "server_error", "message": ended.failure},
             "incomplete_details": {"reason": why} if _status(ended) == "incomplete" else None,
             "usage": {
                 "input_tokens": ended.prompt_tokens,
@@ -154,6 +157,8 @@ class Answer:
 
 
 def _status(ended: Ended) -> str:
+    if ended.failure is not None:
+        return "failed"
     return "completed" if ended.reason in ("stop", "calls") else "incomplete"
 
 

@@ -18,6 +18,7 @@ from jpaged.server.anthropic.bodies import CountRequest, MessagesRequest
 from jpaged.server.anthropic.rendering import MessageBlocks
 from jpaged.server.app import create_app
 from jpaged.server.caller import Caller
+from jpaged.server.openai.responses.answer import Items
 from jpaged.server.settings import ServerSettings
 from jpaged.server.turn import Arguments, Begun, CallBegun, CallEnded, Ended, Text, Thought
 
@@ -485,6 +486,29 @@ def answers(draw):
         else:
             found.append((Thought if kind == "thought" else Text)(draw(TEXT)))
     return [*found, Ended("calls" if calls else "stop", None, 5, 2, 9, 1)]
+
+
+class Delta(str):
+    """A text that must not be added to another: with every delta the whole answer would be copied."""
+
+    def __radd__(self, other):
+        raise AssertionError("the text so far is copied")
+
+
+def test_no_delta_copies_the_answer_so_far():
+    pieces = [Delta(piece) for piece in ('{"a', '": ', "1}")]
+    given_events = [
+        *[kind(piece) for kind in (Thought, Text) for piece in pieces],
+        *[CallBegun(0, "f"), *[Arguments(0, piece) for piece in pieces], CallEnded(0)],
+    ]
+    blocks, items, whole = MessageBlocks({}, "id", 100, omits_thoughts=False), Items("id"), '{"a": 1}'
+    for event in given_events:
+        assert list(blocks.add(event)) and (list(items.add(event)) or isinstance(event, CallEnded))
+        items.all  # noqa: B018 - a client may read the response at any time
+    thought, text, call = blocks.message["content"]
+    assert (thought["thinking"], text["text"], call["input"]) == (whole, whole, {"a": 1})
+    thought, text, call = items.all
+    assert [one["content"][0]["text"] for one in (thought, text)] == [whole, whole] and call["arguments"] == whole
 
 
 @given(answers(), st.booleans())

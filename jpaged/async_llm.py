@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from jpaged.config import SizedConfig
 from jpaged.engine.async_stream import RequestStream
 from jpaged.engine.control import Released
 from jpaged.engine.owner import Commit
-from jpaged.engine.pooled import Pooler, RunOptions
+from jpaged.engine.pooled import Pooled, Pooler, RunOptions
 from jpaged.engine.process import refuse_pickling
 from jpaged.engine.request_registry import name_of
 from jpaged.engine.saved_state.keeper import PeriodicSaver
@@ -234,17 +233,22 @@ class AsyncLLM:
         *,
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """Return a vector for each prompt, as `LLM.embed` does, next to other clients' requests.
 
         Cancelling the task that waits for it frees the requests' memory.
+
+        Args:
+            place: makes a context that each prompt runs in, by which a server may make some wait for others.
+            others: as in `LLM.embed`.
 
         Raises:
             ValueError: as `LLM.embed`.
             EngineBusy, EngineStopped: as `generate`.
         """
         options = RunOptions(False, tokenization_kwargs, lora_request)
-        return await self._pool(lambda pooler: pooler.embed(prompts, pooling_params, options))
+        return await self._pool(lambda pooler: pooler.embed(prompts, pooling_params, options), place)
 
     async def classify(
         self,
@@ -252,10 +256,11 @@ class AsyncLLM:
         *,
         lora_request: LoRA | Sequence[LoRA | None] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> list[PoolingRequestOutput[ClassificationOutput]]:
         """Return the probabilities of a model's classes for each prompt, as `LLM.classify` does; see `embed`."""
         options = RunOptions(False, tokenization_kwargs, lora_request)
-        return await self._pool(lambda pooler: pooler.classify(prompts, options))
+        return await self._pool(lambda pooler: pooler.classify(prompts, options), place)
 
     async def score(
         self,
@@ -265,35 +270,29 @@ class AsyncLLM:
         *,
         lora_request: LoRA | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
         """Return the similarity of pairs of prompts, as `LLM.score` does; see `embed`."""
         options = RunOptions(False, tokenization_kwargs, lora_request)
-        return await self._pool(lambda pooler: pooler.score(data_1, data_2, options))
+        return await self._pool(lambda pooler: pooler.score(data_1, data_2, options), place)
 
-    async def _pool(self, compute: Callable[[Pooler], T]) -> T:
-        """Call `compute` in a thread, with a pooler whose requests the engine's thread runs."""
-        loop, running = asyncio.get_running_loop(), list[Future[None]]()
-        left = threading.Event()
+    async def _pool(
+        self, prepare: Callable[[Pooler], Pooled[T]], place: Callable[[], AbstractAsyncContextManager[None]]
+    ) -> T:
+        """Return the results of requests that `prepare` makes. No thread waits while they run: asyncio's are few, and
+        tokenise the prompts of all clients."""
+        work = await asyncio.to_thread(prepare, self._llm.pooler)
+        await self._run_pooled(work.requests, place)
+        return await asyncio.to_thread(work.results)
 
-        def run(requests: list[Request], use_tqdm: bool) -> None:
-            running.append(asyncio.run_coroutine_threadsafe(self._run_pooled(requests), loop))
-            if left.is_set():  # while the prompts were tokenized
-                running[-1].cancel()
-            running[-1].result()
-
-        try:
-            return await asyncio.to_thread(compute, self._llm.pooler.through(run))
-        finally:
-            left.set()
-            for future in running:
-                future.cancel()
-
-    async def _run_pooled(self, requests: Sequence[Request]) -> None:
+    async def _run_pooled(
+        self, requests: Sequence[Request], place: Callable[[], AbstractAsyncContextManager[None]]
+    ) -> None:
         """Run requests for vectors to their ends, some at a time, or abort all of them."""
         few = asyncio.Semaphore(max(1, min(self._max_waiting // 2, 2 * self.config.max_num_seqs)))
 
         async def run(request: Request) -> None:
-            async with few:
+            async with few, place():
                 stream = self._thread.reserve(f"pooled-{request.request_id}")
                 try:
                     self._thread.submit(stream, request, TokenReader(request, whole=True))
@@ -531,14 +530,21 @@ class AsyncLLM:
         return await self._run(self.control.prepare_cache_reset())
 
     async def pin_prefix(
-        self, prompt: Prompt, cache_salt: str | None = None, *, seconds: float | None = None, name: str | None = None
+        self,
+        prompt: Prompt,
+        cache_salt: str | None = None,
+        *,
+        seconds: float | None = None,
+        name: str | None = None,
+        most_share: float = 1.0,
     ) -> PinnedPrefix:
         """Do what `LLM.pin_prefix` does; clients are served meanwhile. Cancelling the call unpins the prefix.
 
         Args and raises: see `LLM.pin_prefix`.
         """
         control = self.control
-        commit = await asyncio.to_thread(partial(control.prepare_pin, prompt, cache_salt, seconds, name, wait=False))
+        prepare = partial(control.prepare_pin, prompt, cache_salt, seconds, name, most_share, wait=False)
+        commit = await asyncio.to_thread(prepare)
         begun = self._thread.ask(commit)
 
         def drop(begun: Future[PinnedPrefix]) -> None:

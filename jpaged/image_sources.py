@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -90,6 +90,26 @@ class ImageSources:
 
     def _named(self) -> list[tuple[str, int | None]]:
         return [found for host in self.hosts if (found := host_and_port(host)) is not None]
+
+
+class MediaUrl(str):
+    """A URL of an image or a video that keeps what it names from when it is first fetched until it is forgotten.
+
+    A conversation is read for its tokens, more often where it is cut, and then for its pixels: the media may be another
+    one at each fetch.
+    """
+
+    _data: bytes | None = None
+
+    def bytes_by(self, fetch: Callable[[], bytes]) -> bytes:
+        """Return the bytes that it names; `fetch` is called if they are not kept."""
+        if self._data is None:
+            self._data = fetch()
+        return self._data
+
+    def forget(self) -> None:
+        """Keep nothing any longer. Call it once the pixels are read: a request may run for long."""
+        self._data = None
 
 
 DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -15,7 +15,7 @@ from jpaged.config import EngineConfig
 from jpaged.engine.control import EngineControl, Released
 from jpaged.engine.generate import Batch, OnError, generate, resume, stream
 from jpaged.engine.owner import OwnedEngine
-from jpaged.engine.pooled import Pooler, RunOptions, in_callers_thread
+from jpaged.engine.pooled import Pooler, RunOptions, run_pooled
 from jpaged.engine.process import refuse_pickling
 from jpaged.engine.request_registry import name_of
 from jpaged.engine.stats import EngineStats
@@ -97,7 +97,7 @@ class LLM:
         self.input_processor = served.input_processor
         self.output_processor = served.output_processor
         self._owner = OwnedEngine(built.engine)
-        self.pooler = Pooler(served, in_callers_thread(self._owner), self._owner)
+        self.pooler = Pooler(served)
         self.control = EngineControl(served, self._owner)
         if config.background_compilation:
             from jpaged.engine.startup_compilation import compile_while_serving
@@ -388,7 +388,7 @@ class LLM:
                 model's folder asks for an unknown pooling or module; or there are several replicas.
         """
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
-        return self.pooler.embed(prompts, pooling_params, options)
+        return run_pooled(self._owner, self.pooler.embed(prompts, pooling_params, options), use_tqdm)
 
     @short_traceback
     @with_vllms_arguments("LLM.classify")
@@ -409,7 +409,7 @@ class LLM:
             ValueError: the model has no head for classes (``score.weight``); or as `embed`.
         """
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
-        return self.pooler.classify(prompts, options)
+        return run_pooled(self._owner, self.pooler.classify(prompts, options), use_tqdm)
 
     @short_traceback
     @with_vllms_arguments("LLM.score")
@@ -439,7 +439,9 @@ class LLM:
                 has several classes, or it has one and a prompt of a pair is not a text; or as `embed`.
         """
         options = RunOptions(use_tqdm, tokenization_kwargs, lora_request)
-        return self.pooler.score(data_1, data_2, options)
+        if data_2 is None:
+            return self.pooler.likelihoods(self._owner, data_1, options)
+        return run_pooled(self._owner, self.pooler.score(data_1, data_2, options), use_tqdm)
 
     # ------------------------------------------------------------------ the model and its weights
 
@@ -616,7 +618,13 @@ class LLM:
 
     @short_traceback
     def pin_prefix(
-        self, prompt: Prompt, cache_salt: str | None = None, *, seconds: float | None = None, name: str | None = None
+        self,
+        prompt: Prompt,
+        cache_salt: str | None = None,
+        *,
+        seconds: float | None = None,
+        name: str | None = None,
+        most_share: float = 1.0,
     ) -> PinnedPrefix:
         """Keep the KV of a prompt's whole blocks in the pool until `unpin`, and compute it if needed.
 
@@ -627,12 +635,14 @@ class LLM:
             cache_salt: salt that prompts must have to share the prefix; the prompt's mapping may hold it instead.
             seconds: how long it stays at most, from when it is computed; None = until `unpin`.
             name: a name for it, which `pinned_prefixes` returns, also after a saved state was loaded.
+            most_share: largest part of the pool's large pages that all pinned prefixes may take with it.
 
         Raises:
-            ValueError: the prompt fills no block, prefix caching is off, or the rest of the pool would be too small
-                for a sequence of max_model_len tokens or for a request that was accepted.
+            ValueError: the prompt fills no block, prefix caching is off, the pinned prefixes would take too large a
+                share of the pool, or the rest of it would be too small for a sequence of max_model_len tokens or for a
+                request that was accepted.
         """
-        return self.control.run(self.control.prepare_pin(prompt, cache_salt, seconds, name, wait=True))
+        return self.control.run(self.control.prepare_pin(prompt, cache_salt, seconds, name, most_share, wait=True))
 
     def unpin(self, pinned: PinnedPrefix) -> None:
         """Unpin a prefix, so that it can be evicted; ValueError if it is no longer pinned."""

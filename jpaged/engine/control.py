@@ -282,7 +282,14 @@ class EngineControl:
         return reset
 
     def prepare_pin(
-        self, prompt: Prompt, cache_salt: str | None, seconds: float | None, name: str | None, *, wait: bool
+        self,
+        prompt: Prompt,
+        cache_salt: str | None,
+        seconds: float | None,
+        name: str | None,
+        most_share: float,
+        *,
+        wait: bool,
     ) -> Commit[PinnedPrefix]:
         """Tokenise a prefix and return the commit that pins it; see `LLM.pin_prefix`.
 
@@ -292,6 +299,7 @@ class EngineControl:
         engine, inputs = self.engine, self._inputs
         if seconds is not None:
             seconds = number("seconds", seconds, low=0.0, open_low=True)
+        most_share = number("most_share", most_share, low=0.0, high=1.0, open_low=True)
         prefix = inputs.prefix(prompt, cache_salt)
 
         def pin() -> PinnedPrefix:
@@ -301,7 +309,7 @@ class EngineControl:
             for request in requests:
                 request.name = name
             begin = engine.pin_prefix if wait else engine.begin_pin
-            return PinnedPrefix(seq_id, begin(seq_id, requests, seconds), name, seconds)
+            return PinnedPrefix(seq_id, begin(seq_id, requests, seconds, most_share), name, seconds)
 
         return pin
 

@@ -362,13 +362,15 @@ class Engine:
         """Return the context manager of a change of the state; see `Recovery.change`."""
         return self.recovery.change(refusal)
 
-    def begin_pin(self, seq_id: int, requests: list[Request], seconds: float | None = None) -> int:
+    def begin_pin(
+        self, seq_id: int, requests: list[Request], seconds: float | None = None, most_share: float = 1.0
+    ) -> int:
         """Begin to keep the KV of a prefix in each replica's pool; see `PinnedPrefixes.begin` and `is_held`.
 
         Requests that run go on: they were promised room to grow, one at a time, and the pin must leave it.
         """
         self.check_memory("pin_prefix()")
-        return self.prefixes.begin(seq_id, requests, seconds)
+        return self.prefixes.begin(seq_id, requests, seconds, most_share)
 
     def is_pinned(self, seq_id: int) -> bool:
         """Tell whether every replica holds a prefix that `begin_pin` began to pin.
@@ -380,12 +382,14 @@ class Engine:
         self.check_memory("pin_prefix()")
         return self.prefixes.is_held(seq_id)
 
-    def pin_prefix(self, seq_id: int, requests: list[Request], seconds: float | None = None) -> int:
+    def pin_prefix(
+        self, seq_id: int, requests: list[Request], seconds: float | None = None, most_share: float = 1.0
+    ) -> int:
         """Keep the KV of a prefix in each replica's pool until `unpin` or for so many seconds, and return its tokens.
 
         Other requests run in the steps that compute it.
         """
-        length = self.begin_pin(seq_id, requests, seconds)
+        length = self.begin_pin(seq_id, requests, seconds, most_share)
         try:
             while not self.is_pinned(seq_id):
                 self._advance()

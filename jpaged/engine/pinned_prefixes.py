@@ -43,6 +43,7 @@ class Pin:
         expires: when its time is over, on the clock of `PinnedPrefixes`.
         held: whether every replica has held it, so that its caller was answered.
         content: names the replica and tokens of a breakpoint's.
+        most_share: largest part of a pool's large pages that all pins may take once this one is among them.
     """
 
     requests: list[Request] | None
@@ -50,6 +51,7 @@ class Pin:
     expires: float = math.inf
     held: bool = False
     content: bytes = b""
+    most_share: float = 1.0
 
 
 class PinnedPrefixes:
@@ -85,16 +87,16 @@ class PinnedPrefixes:
         self._coming: dict[tuple[int, int], Request] = {}  # computes a prefix now, by replica and pin
         self._next_end = math.inf
 
-    def begin(self, seq_id: int, requests: list[Request], seconds: float | None = None) -> int:
+    def begin(self, seq_id: int, requests: list[Request], seconds: float | None = None, most_share: float = 1.0) -> int:
         """Begin to pin a prefix in each replica and return how many tokens will be kept; `is_held` tells when it is.
 
         Args:
             seq_id: a new sequence id, for the pin.
-            requests: see `Pin`.
-            seconds: see `Pin`.
+            requests, seconds, most_share: see `Pin`.
 
         Raises:
-            ValueError: for the reasons of `PinnedSequences.pin`; then nothing is pinned.
+            ValueError: for the reasons of `PinnedSequences.pin`, or the pins would take too large a share; then nothing
+                is pinned.
         """
         self.expire()
         first = self._replicas[0]
@@ -102,7 +104,7 @@ class PinnedPrefixes:
         length = first.pins.length(len(requests[0].prompt_token_ids), spans)
         for request in requests:
             request.kept_tokens = length
-        self._pins[seq_id] = Pin(requests, seconds)
+        self._pins[seq_id] = Pin(requests, seconds, most_share=most_share)
         try:
             for number, replica in enumerate(self._replicas):
                 if (reason := self._keep(replica, seq_id, requests[number])) is None:
@@ -302,11 +304,18 @@ class PinnedPrefixes:
         self._coming[number, seq_id] = request
 
     def _keep(self, replica: Replica, seq_id: int, request: Request) -> str | None:
-        name = replica.scheduler.prefix_name(request)
-        return self._hold(replica, seq_id, request.prompt_token_ids, name.salt, name.spans)
+        name, pin = replica.scheduler.prefix_name(request), self._pins[seq_id]
+        share = 1.0 if pin.held else pin.most_share  # one that was held is not refused after a rebuild
+        return self._hold(replica, seq_id, request.prompt_token_ids, name.salt, name.spans, share)
 
     def _hold(
-        self, replica: Replica, seq_id: int, tokens: Sequence[int], salt: Hashable, spans: Sequence[TokenSpan]
+        self,
+        replica: Replica,
+        seq_id: int,
+        tokens: Sequence[int],
+        salt: Hashable,
+        spans: Sequence[TokenSpan],
+        most_share: float = 1.0,
     ) -> str | None:
         """Pin a cached prefix; return None, or why that is not done: "" = some of it is not cached."""
         try:
@@ -315,13 +324,21 @@ class PinnedPrefixes:
                     return ""
         except ValueError as error:
             return str(error)
-        if _leaves_room(replica):
+        pages, all_pages = replica.memory.parts.pinned.num_pages, replica.memory.layout.num_pages
+        is_large = pages > most_share * all_pages
+        if not is_large and _leaves_room(replica):
             return None
         with self._change():
             replica.pins.unpin(seq_id)
+        if is_large:
+            return (
+                f"pinning the prompt's {len(tokens)} tokens would make {pages} of the pool's {all_pages} large pages "
+                f"pinned, the limit is {most_share:.0%}: unpin prefixes, or raise kv_cache_memory_bytes or "
+                "memory_utilization"
+            )
         return (
             f"pinning the prompt's {len(tokens)} tokens would leave too little of the pool of "
-            f"{replica.memory.layout.num_pages} large pages for a request that was accepted: pin it when that has "
+            f"{all_pages} large pages for a request that was accepted: pin it when that has "
             "ended, or raise kv_cache_memory_bytes or memory_utilization"
         )
 

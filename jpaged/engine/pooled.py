@@ -1,10 +1,11 @@
-"""Computes vectors, classes and scores of prompts: makes their requests, has them run, and reads the results."""
+"""Computes vectors, classes and scores of prompts: makes their requests and, once these have run, reads the results."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,6 +25,10 @@ from jpaged.validation import boolean
 if TYPE_CHECKING:
     from jpaged.engine.builder import ServedModel
     from jpaged.engine.owner import OwnedEngine
+
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 class PooledPrompt(NamedTuple):
@@ -48,28 +53,43 @@ class PooledPrompt(NamedTuple):
         )
 
 
-Run = Callable[[list[Request], bool], None]
-"""Runs requests to their ends or aborts all of them; the second argument says whether a bar shows how far they are."""
+@dataclass(frozen=True)
+class Pooled(Generic[T]):
+    """Requests that are to be run to their ends, and what reads their results then.
+
+    Attributes:
+        requests: one for each prompt, not yet begun.
+        results: reads them; it raises RuntimeError if a request was aborted, for example by
+            ``update_params(running="abort")`` in a signal's handler.
+    """
+
+    requests: list[Request]
+    results: Callable[[], T]
+
+    def then(self, make: Callable[[T], U]) -> Pooled[U]:
+        """Return the same requests with results made of these."""
+        return Pooled(self.requests, lambda: make(self.results()))
 
 
-def in_callers_thread(owner: OwnedEngine) -> Run:
-    """Return a `Run` that steps the engine; it waits for the engine's lock."""
+def run_pooled(owner: OwnedEngine, work: Pooled[T], use_tqdm: bool) -> T:
+    """Run requests in the caller's thread, which steps the engine, and return the results; wait for the engine's lock.
 
-    def run(requests: list[Request], use_tqdm: bool) -> None:
-        engine = owner.engine
-        with engine.lock:
-            engine.check_available()
-            try:
-                for i, request in enumerate(requests):
-                    try:
-                        engine.add(request)
-                    except ValueError as error:
-                        raise ValueError(f"prompt {i}: {error}") from error
-                run_to_end(engine, requests, use_tqdm)
-            finally:
-                engine.abort(*requests)
-
-    return run
+    Args:
+        use_tqdm: whether a bar shows how far they are.
+    """
+    engine = owner.engine
+    with engine.lock:
+        engine.check_available()
+        try:
+            for i, request in enumerate(work.requests):
+                try:
+                    engine.add(request)
+                except ValueError as error:
+                    raise ValueError(f"prompt {i}: {error}") from error
+            run_to_end(engine, work.requests, use_tqdm)
+        finally:
+            engine.abort(*work.requests)
+    return work.results()
 
 
 class RunOptions(NamedTuple):
@@ -81,33 +101,23 @@ class RunOptions(NamedTuple):
 
 
 class Pooler:
-    """Computes the results of `LLM.embed`, `LLM.classify` and `LLM.score`; those methods document the arguments.
+    """Prepares the results of `LLM.embed`, `LLM.classify` and `LLM.score`; those methods document the arguments.
 
-    Any thread may call it.
-
-    Args:
-        run: runs requests of prompts to their ends, in the caller's thread; see `in_callers_thread`.
-        owner: the engine on which single prompts are scored; None = they are not.
+    Any thread may call it; it tokenises the prompts.
     """
 
-    def __init__(self, served: ServedModel, run: Run, owner: OwnedEngine | None = None) -> None:
-        self._run_requests = run
-        self._owner = owner
+    def __init__(self, served: ServedModel) -> None:
         self._served = served
         self._name = served.config.model
         self._head = served.pooling
-
-    def through(self, run: Run) -> Pooler:
-        """Return a pooler of the same model whose requests are run in another way."""
-        return Pooler(self._served, run)
 
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None,
         options: RunOptions,
-    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
-        """Return a vector for each prompt."""
+    ) -> Pooled[list[PoolingRequestOutput[EmbeddingOutput]]]:
+        """Prepare a vector for each prompt."""
         return self._embed(several(prompts), pooling_params, options)
 
     def _embed(
@@ -116,8 +126,8 @@ class Pooler:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None,
         options: RunOptions,
         names: Sequence[str] = (),
-    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
-        """Return a vector for each prompt of a list; `names` as in `_run`."""
+    ) -> Pooled[list[PoolingRequestOutput[EmbeddingOutput]]]:
+        """Prepare a vector for each prompt of a list; `names` as in `_prepare`."""
         if self._head.answers is not None:
             raise ValueError(f"{self._name} scores pairs by the tokens of its answer: only generate() and score()")
         if self._head.modules:
@@ -134,37 +144,34 @@ class Pooler:
             if params.dimensions is not None and params.dimensions > width:
                 raise ValueError(f"prompt {i}: dimensions={params.dimensions} is above the model's {width}")
             texts.append(with_text_before(prompt, self._text_before(i, params)))
-        found = self._run(texts, [params.pooling or self._default_pooling() for params in each], options, names)
-        return [
-            one.output(EmbeddingOutput(self._shaped(one.vector, params).tolist()))
-            for one, params in zip(found, each, strict=True)
-        ]
+        poolings = [params.pooling or self._default_pooling() for params in each]
+        return self._prepare(texts, poolings, options, names).then(
+            lambda found: [
+                one.output(EmbeddingOutput(self._shaped(one.vector, params).tolist()))
+                for one, params in zip(found, each, strict=True)
+            ]
+        )
 
     def classify(
         self, prompts: Prompt | Sequence[Prompt], options: RunOptions
-    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
-        """Return the probabilities of the model's classes for each prompt."""
+    ) -> Pooled[list[PoolingRequestOutput[ClassificationOutput]]]:
+        """Prepare the probabilities of the model's classes for each prompt."""
         head = self._head.classes
         if head is None:
             others = "embed(), generate() and score()" if self._head.generates else "embed() and score() of pairs"
             raise ValueError(f"{self._name} has no head for classes (score.weight): only {others}")
         batch = several(prompts)
-        found = self._run(batch, [self._head.class_pooling] * len(batch), options)
-        return [one.output(self._classes(head(one.vector))) for one in found]
+        return self._prepare(batch, [self._head.class_pooling] * len(batch), options).then(
+            lambda found: [one.output(self._classes(head(one.vector))) for one in found]
+        )
 
     def score(
         self,
         data_1: Prompt | Sequence[Prompt],
-        data_2: Prompt | Sequence[Prompt] | None,
+        data_2: Prompt | Sequence[Prompt],
         options: RunOptions,
-    ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """Return the log-probability of each prompt, or the similarity of pairs of prompts."""
-        if data_2 is None:
-            if isinstance(self._served.model, PromptEncoder):
-                raise ValueError(f"{self._name} has no vocabulary's head: score() needs pairs of prompts, not one")
-            if self._owner is None:
-                raise ValueError("score() of an AsyncLLM needs pairs of prompts; LLM.score() scores single ones")
-            return self._likelihoods(self._owner, several(data_1), options)
+    ) -> Pooled[list[PoolingRequestOutput[ScoringOutput]]]:
+        """Prepare the similarity of pairs of prompts."""
         first, second = list(several(data_1)), list(several(data_2))
         names = _names("data_1", len(first)), _names("data_2", len(second))
         if len(first) == 1:
@@ -175,17 +182,18 @@ class Pooler:
             raise ValueError("lora_request of two lists of prompts must be one adapter for all")
         if self._head.classes is not None:
             return self._cross_encode(first, second, options, names)
-        both = self._embed([*first, *second], PoolingParams(normalize=True), options, [*names[0], *names[1]])
-        return [
-            PoolingRequestOutput(
-                b.request_id,
-                ScoringOutput(float(np.dot(a.outputs.embedding, b.outputs.embedding))),
-                a.prompt_token_ids + b.prompt_token_ids,
-                a.num_cached_tokens + b.num_cached_tokens,
-                num_cached_by_tier=Counter(a.num_cached_by_tier) + Counter(b.num_cached_by_tier),
-            )
-            for a, b in zip(both[: len(first)], both[len(first) :], strict=True)
-        ]
+        return self._embed([*first, *second], PoolingParams(normalize=True), options, [*names[0], *names[1]]).then(
+            lambda both: [
+                PoolingRequestOutput(
+                    b.request_id,
+                    ScoringOutput(float(np.dot(a.outputs.embedding, b.outputs.embedding))),
+                    a.prompt_token_ids + b.prompt_token_ids,
+                    a.num_cached_tokens + b.num_cached_tokens,
+                    num_cached_by_tier=Counter(a.num_cached_by_tier) + Counter(b.num_cached_by_tier),
+                )
+                for a, b in zip(both[: len(first)], both[len(first) :], strict=True)
+            ]
+        )
 
     def _cross_encode(
         self,
@@ -193,8 +201,8 @@ class Pooler:
         second: Sequence[Prompt],
         options: RunOptions,
         names: tuple[Sequence[str], Sequence[str]],
-    ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """Score pairs with a head of one class; both texts of a pair are joined into one prompt.
+    ) -> Pooled[list[PoolingRequestOutput[ScoringOutput]]]:
+        """Prepare scores of pairs by a head of one class; both texts of a pair are joined into one prompt.
 
         Args:
             names: how errors name the first and the second texts; of a pair they name the longer one.
@@ -211,10 +219,12 @@ class Pooler:
             )
         longer = [names[_size(two) >= _size(one)][i] for i, (one, two) in enumerate(zip(first, second, strict=True))]
         batch = self._pairs(first, second, Tokenization.of(options.tokenization_kwargs), longer)
-        found = self._run(batch, [self._head.class_pooling] * len(batch), options, longer)
+        work = self._prepare(batch, [self._head.class_pooling] * len(batch), options, longer)
         if self._head.activation == "Identity":
-            return [one.output(ScoringOutput(float(head(one.vector)[0]))) for one in found]
-        return [one.output(ScoringOutput(self._classes(head(one.vector)).probs[0])) for one in found]
+            return work.then(lambda found: [one.output(ScoringOutput(float(head(one.vector)[0]))) for one in found])
+        return work.then(
+            lambda found: [one.output(ScoringOutput(self._classes(head(one.vector)).probs[0])) for one in found]
+        )
 
     def _pairs(
         self, first: Sequence[Prompt], second: Sequence[Prompt], tokenization: Tokenization, names: Sequence[str]
@@ -246,10 +256,13 @@ class Pooler:
             names=names,
         )
 
-    def _likelihoods(
-        self, owner: OwnedEngine, prompts: Sequence[Prompt], options: RunOptions
+    def likelihoods(
+        self, owner: OwnedEngine, data: Prompt | Sequence[Prompt], options: RunOptions
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """Return the log-probability of each prompt's tokens after the first."""
+        """Return the log-probability of each prompt's tokens after the first; the caller's thread steps the engine."""
+        if isinstance(self._served.model, PromptEncoder):
+            raise ValueError(f"{self._name} has no vocabulary's head: score() needs pairs of prompts, not one")
+        prompts = several(data)
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
         batch = Batch(
             prompts,
@@ -268,17 +281,16 @@ class Pooler:
             found.append(PoolingRequestOutput(output.request_id, ScoringOutput(float(total)), ids))
         return found
 
-    def _run(
+    def _prepare(
         self, batch: Sequence[Prompt], poolings: Sequence[Pooling], options: RunOptions, names: Sequence[str] = ()
-    ) -> list[PooledPrompt]:
-        """Run a batch and return one vector for each prompt, pooled from the hidden states after the final norm.
+    ) -> Pooled[list[PooledPrompt]]:
+        """Tokenise a batch and prepare one vector for each prompt, pooled from the hidden states after the final norm.
 
         Args:
             names: how errors name the prompts; () = by their numbers.
 
         Raises:
             ValueError: a prompt is empty, too long, or could never fit the pool.
-            RuntimeError: a prompt was aborted, for example by ``update_params(running="abort")`` in a signal's handler.
         """
         tokenization = Tokenization.of(options.tokenization_kwargs)
         loras = one_lora_each(options.lora_request, len(batch))
@@ -296,13 +308,16 @@ class Pooler:
                 raise ValueError(f"{names[i] if names else f'prompt {i}'}: {error}") from error
             request.pooling = pooling
             requests.append(request)
-        self._run_requests(requests, options.use_tqdm)
-        for i, request in enumerate(requests):
-            if request.sequences[0].finish_reason == "abort":
-                raise _aborted(i)
         model = self._served.model
         vocab_size = model.vocab_size if isinstance(model, PromptEncoder) else None
-        return [PooledPrompt(request, _vector(request), vocab_size) for request in requests]
+
+        def results() -> list[PooledPrompt]:
+            for i, request in enumerate(requests):
+                if request.sequences[0].finish_reason == "abort":
+                    raise _aborted(i)
+            return [PooledPrompt(request, _vector(request), vocab_size) for request in requests]
+
+        return Pooled(requests, results)
 
     @property
     def _most_tokens(self) -> int | None:

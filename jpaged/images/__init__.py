@@ -29,7 +29,7 @@ from jpaged.images.prompts import (
     find_spans,
     own_tokens,
 )
-from jpaged.images.sources import LowDetail, read_images
+from jpaged.images.sources import LowDetail, forget_url, kept_url, read_images
 from jpaged.images.videos import FrameGroup, VideoProcessor, open_video_processor, settings_of_videos, takes_videos
 
 __all__ = [
@@ -52,9 +52,11 @@ __all__ = [
     "fill_ids",
     "fill_text",
     "find_spans",
+    "forget_url",
     "image_processor_class",
     "is_frames",
     "is_given",
+    "kept_url",
     "open_image_processor",
     "open_video_processor",
     "own_tokens",

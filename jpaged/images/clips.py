@@ -22,6 +22,7 @@ from jpaged.image_sources import ImageSources
 from jpaged.images.frames import Indices, Sampling
 from jpaged.images.pixels import decoded, is_pil, picture_of
 from jpaged.images.sources import bytes_of, shown_url
+from jpaged.validation import integer
 
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpegts,mpeg,flv,ogg"
 """FFmpeg's names of the containers that are read. Others, as playlists, may name further files."""
@@ -166,14 +167,16 @@ def _checked(known: Mapping[str, Any], total: int, place: str) -> tuple[float | 
         raise ValueError(
             f"{place} has duration={seconds!r}, which must be a number of seconds from 0 to {_MOST_SECONDS:g}"
         )
+    number = known.get("total_num_frames")
+    if number is not None:
+        number = integer(f"{place}: total_num_frames", number, low=1)
     indices = known.get("frames_indices")
     if indices is None:
         return None if fps is None else float(fps), range(total), total
     found = np.asarray(indices)
     if found.shape != (total,) or found.dtype.kind not in "iu" or (found < 0).any():
         raise ValueError(f"{place} has frames_indices={indices!r}, which must be one number from 0 on for each frame")
-    whole = known.get("total_num_frames") or int(found.max()) + 1
-    return None if fps is None else float(fps), found.tolist(), int(whole)
+    return None if fps is None else float(fps), found.tolist(), number or int(found.max()) + 1
 
 
 def _pixels_of(video: Any, chosen: Indices, place: str, sources: ImageSources) -> UInt8[np.ndarray, "frames h w 3"]:

@@ -183,7 +183,8 @@ def array_in(name: str, text: str) -> np.ndarray:
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, fortran, dtype = read(file)
-    except (binascii.Error, ValueError, KeyError, SyntaxError) as error:
+    # Python raises the last two for a header that nests too deeply.
+    except (binascii.Error, ValueError, KeyError, SyntaxError, MemoryError, RecursionError) as error:
         raise ValueError(
             f"{name} is no array of numbers, as a .npy file in base64: {str(error) or type(error).__name__}"
         ) from error

@@ -8,11 +8,12 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from jpaged.image_sources import ImageSources
+from jpaged.image_sources import ImageSources, MediaUrl
 from jpaged.images.pixels import Picture, decoded, is_pil, picture_of, shrunk
 from jpaged.images.web import fetch
 
@@ -33,6 +34,20 @@ class LowDetail:
     """
 
     image: Any
+
+
+def kept_url(item: Any) -> Any:
+    """Return an image or a video with its URL as a `MediaUrl`; others unchanged."""
+    if isinstance(item, LowDetail):
+        return LowDetail(kept_url(item.image))
+    return MediaUrl(item) if isinstance(item, str) and not isinstance(item, MediaUrl) else item
+
+
+def forget_url(item: Any) -> None:
+    """Forget what an image's or a video's `MediaUrl` keeps, if it has one."""
+    url = item.image if isinstance(item, LowDetail) else item
+    if isinstance(url, MediaUrl):
+        url.forget()
 
 
 def read_images(images: Any, sources: ImageSources) -> list[Picture]:
@@ -95,7 +110,8 @@ def bytes_of(text: str, name: str, sources: ImageSources, kind: str = "image") -
     if scheme == "data":
         return _data_url(text, name, sources.max_bytes, kind)
     if scheme in ("http", "https"):
-        return fetch(text, name, sources, kind)
+        get = partial(fetch, text, name, sources, kind)
+        return text.bytes_by(get) if isinstance(text, MediaUrl) else get()
     if scheme == "file":
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost"):

@@ -99,8 +99,8 @@ def refused(
     code = "context_length_exceeded" if _TOO_LONG.match(message) else "invalid_value"
     subject, param = _SUBJECT.match(message), None
     item = _ITEM.match(message)
-    if item and (paths := {"image": images, "video": videos}[item[1] or item[4]]):
-        param = paths[int(item[2]) - int(item[3]) - 1 if item[1] else 0]
+    if item and (path := _media_path(item, {"image": images, "video": videos}[item[1] or item[4]])):
+        param = path
         message = f"{param}: {message}"
     elif subject is not None:
         name = subject[1] or subject[2] or subject[3]
@@ -111,6 +111,15 @@ def refused(
             message = f"{param}: {message}" if start < 0 else f"{message[:start]}{param}{message[end:]}"
     message = _PARAMETER.sub(lambda found: sent_as.get(found[1], found[0]), message)
     return ApiError(message, param=param, code=code)
+
+
+def _media_path(item: re.Match[str], paths: Sequence[str]) -> str | None:
+    """Return the path of the image or video that a message is about.
+
+    None: it has none, as one part of a message may have the features of several images.
+    """
+    at = len(paths) + int(item[2]) - int(item[3]) - 1 if item[1] else 0
+    return paths[at] if 0 <= at < len(paths) else None
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from jpaged.server.access import Key
 from jpaged.server.errors import ApiError
@@ -53,8 +53,11 @@ class FairQueue:
             )
 
     @asynccontextmanager
-    async def place(self, key: Key | None) -> AsyncIterator[None]:
+    async def place(self, key: Key | None, *, refuses: bool = True) -> AsyncIterator[None]:
         """Wait for a place at the engine and hold it.
+
+        Args:
+            refuses: whether the place is refused rather than awaited where too many requests wait.
 
         Raises:
             ApiError: 429, if too many requests wait already.
@@ -62,12 +65,31 @@ class FairQueue:
         if key is None or not self._shares:
             yield
             return
-        await self._wait(key)
+        await self._wait(key, refuses)
         try:
             yield
         finally:
             self._free += 1
             self._grant()
+
+    def places(self, key: Key | None) -> Callable[[], AbstractAsyncContextManager[None]]:
+        """Return what makes the places of one request's prompts, one for each.
+
+        One prompt waits at a time, so that the request counts once. Only the first is refused where too many wait:
+        what the others have computed would be lost.
+        """
+        turn, has_begun = asyncio.Lock(), False
+
+        @asynccontextmanager
+        async def one() -> AsyncIterator[None]:
+            nonlocal has_begun
+            async with AsyncExitStack() as held:
+                async with turn:
+                    await held.enter_async_context(self.place(key, refuses=not has_begun))
+                    has_begun = True
+                yield
+
+        return one
 
     @property
     def _shares(self) -> bool:
@@ -76,10 +98,10 @@ class FairQueue:
     def _most_waiting(self, key: Key) -> int:
         return max(1, int(key.share * self._max_waiting))
 
-    async def _wait(self, key: Key) -> None:
+    async def _wait(self, key: Key, refuses: bool) -> None:
         mine = self._waiting[key.name]
         limit = self._most_waiting(key)
-        if len(mine) >= limit or self.num_waiting >= self._max_waiting:
+        if refuses and (len(mine) >= limit or self.num_waiting >= self._max_waiting):
             owner, most = (
                 (f"of the key {key.name}", limit) if len(mine) >= limit else ("of all keys", self._max_waiting)
             )

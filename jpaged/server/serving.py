@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import Request
 
 from jpaged import AsyncLLM, BeamSearchParams, RequestOutput, RequestOutputKind, SamplingParams
+from jpaged.image_sources import MediaUrl
 from jpaged.server.cache_use import CacheUse
 from jpaged.server.caller import Caller, caller_of
 from jpaged.server.errors import ApiError, shortened
@@ -250,6 +251,7 @@ class Serving:
 
         System messages at the beginning stay. A quarter of the context is left for the answer.
         """
+        messages = _keeping_media(messages)  # each rendering reads them
         num_system = next((i for i, one in enumerate(messages) if one["role"] != "system"), len(messages))
         room = self.engine.max_model_len - self.engine.max_model_len // 4
         begins = [i for i in range(num_system, len(messages)) if messages[i]["role"] == "user" or i == num_system]
@@ -325,6 +327,22 @@ class Serving:
         async with aclosing(outputs):
             async for output in outputs:
                 yield output
+
+
+def _keeping_media(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages with each URL of an image or a video as a `MediaUrl`."""
+
+    def part(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        kind = given.get("type")
+        if kind not in ("image_url", "video_url"):
+            return given
+        return {**given, kind: {**given[kind], "url": MediaUrl(given[kind]["url"])}}
+
+    contents = [message.get("content") for message in messages]
+    return [
+        {**message, "content": [part(each) for each in content]} if isinstance(content, list) else message
+        for message, content in zip(messages, contents, strict=True)
+    ]
 
 
 def serving_of(request: Request) -> Serving:

@@ -183,7 +183,8 @@ class Ended:
 
     Attributes:
         reason: "calls": with calls to carry out.
-        stop: the stop string or token that ended it; None: the end of the turn, or another reason.
+        stop: the stop string or token that ended it; None: the end of the turn, or another reason. With "abort", why
+            the answer cannot go on; None: the server ends.
         output_tokens, thought_tokens: tokens of the answer, and those of them that are thoughts; None: thoughts are not
             split off.
     """
@@ -195,6 +196,11 @@ class Ended:
     output_tokens: int
     thought_tokens: int | None
     cache: CacheUse = NO_USE
+
+    @property
+    def failure(self) -> str | None:
+        """Return why the answer can never go on, as no token fits its grammar; None for every other end."""
+        return str(self.stop) if self.reason == "abort" and self.stop is not None else None
 
 
 Event = Begun | Thought | Text | CallBegun | Arguments | CallEnded | Ended

@@ -35,6 +35,7 @@ from jpaged.images import (
     fill_ids,
     fill_text,
     find_spans,
+    forget_url,
     is_frames,
     is_given,
     open_image_processor,
@@ -293,6 +294,8 @@ class ImageInputs:
             ValueError: as `of_text`.
         """
         kinds, ids = self._counted(media), list(ids)
+        for item in (*media.images, *media.videos):
+            forget_url(item)
         order = _order([[at for at, each in enumerate(ids) if each == kind.placeholder.token] for kind in kinds])
         for kind in kinds:
             placeholder, expansions = kind.placeholder, kind.expansions

@@ -161,7 +161,9 @@ class _Output:
         self._index = index
         self._scored = processor.scored or request.num_top > 0
         self._decoder: IncrementalDecoder | None = None
-        self._text = ""
+        self._pieces: list[str] = []  # of the text: adding to one text would copy it for every token
+        self._next_piece = 0  # the first that did not go out as a delta
+        self._num_characters = 0
         self._spans: list[TokenSpan] = []
         self._token_ids: list[int] = []
         self._logprobs: list[dict[int, Logprob]] | None = None if request.params.logprobs is None else []
@@ -173,11 +175,13 @@ class _Output:
 
     def add(self, new: NewTokens) -> None:
         if new.text is None:
-            self._text += self._decode(new)
+            text = self._decode(new)
             self._spans = [] if self._decoder is None else self._decoder.spans
         else:
-            self._text += new.text
+            text = new.text
             self._spans = new.spans
+        self._pieces.append(text)
+        self._num_characters += len(text)
         self._token_ids += new.token_ids
         if self._logprobs is not None:
             pairs = zip(new.token_ids, new.logprobs, strict=True)
@@ -185,25 +189,31 @@ class _Output:
         self._last = new
 
     def cumulative(self) -> CompletionOutput:
-        return self._completion(0, 0, 0, len(self._text))
+        return self._completion("".join(self._pieces), 0, 0, 0, self._num_characters)
 
     def delta(self) -> CompletionOutput | None:
         if self._last is self._told:
             return None
         tokens, characters, spans = self._tokens_told, self._characters_told, self._spans_told
-        end = len(self._text)
+        end = self._num_characters
         if self._last is not None and self._last.finish_reason is None:  # the text of an added token is not cut
             end = next((span.start for span in self._spans[spans:] if span.start < end < span.end), end)
-        made = self._completion(tokens, characters, spans, end)
+        text = "".join(self._pieces[self._next_piece :])
+        text, rest = text[: end - characters], text[end - characters :]
+        self._pieces[self._next_piece :] = [text, rest]
+        self._next_piece += 1
+        made = self._completion(text, tokens, characters, spans, end)
         self._told, self._tokens_told, self._characters_told = self._last, len(self._token_ids), end
         self._spans_told += len(made.added_token_spans)
         return made
 
-    def _completion(self, first_token: int, first_character: int, first_span: int, end: int) -> CompletionOutput:
+    def _completion(
+        self, text: str, first_token: int, first_character: int, first_span: int, end: int
+    ) -> CompletionOutput:
         last = self._last
         return CompletionOutput(
             index=self._index,
-            text=self._text[first_character:end],
+            text=text,
             token_ids=self._token_ids[first_token:],
             cumulative_logprob=self._cumulative_logprob,
             finish_reason=None if last is None else last.finish_reason,

@@ -8,6 +8,7 @@ from operator import index
 from typing import Any, cast
 
 from jpaged.cache_retention import CacheRetention, after_cut, read_retention
+from jpaged.images import kept_url
 from jpaged.scheduling.inputs import PromptItem
 from jpaged.text.chat_template import ChatOptions, Messages, media_in, templated
 from jpaged.text.images import ImageInputs, Media, ReadMedia
@@ -266,7 +267,8 @@ def chat_prompt(
         ValueError: as `templated`, or an image cannot be used.
     """
     tokenization = Tokenization(add_special_tokens=add_special_tokens)
-    images, given = images or ImageInputs(), media_in(conversation.messages)
+    images = images or ImageInputs()
+    given = {kind: [*map(kept_url, items)] for kind, items in media_in(conversation.messages).items()}
     media = images.reading(Media.of(given, conversation.mm_processor_kwargs)) if given else None
     parsed = parse_prompt(
         conversation, tokenizer, tokenization, images, prepare=False, bound=bound, keeps_ends=keeps_ends, known=media

@@ -247,6 +247,20 @@ def test_a_pin_that_would_leave_a_request_no_room_is_refused_and_the_request_goe
     assert nothing_is_left(engine)
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_pins_take_no_more_than_the_share_of_the_pool_that_their_caller_gives(is_cached):
+    engine, _ = timed_engine(num_blocks=32, max_model_len=8)
+    engine.pin_prefix(PIN, [make_request(range(16), 1)], 30.0, 0.25)  # 4 blocks of 4 tokens
+    if is_cached:
+        engine.pin_prefix(PIN + 1, [make_request(range(50, 70), 1)])
+        engine.unpin(PIN + 1)
+    with pytest.raises(ValueError, match="9 of the pool's 32 large pages pinned, the limit is 25%"):
+        engine.pin_prefix(PIN + 1, [make_request(range(50, 70), 1)], 30.0, 0.25)
+    assert engine.prefixes.lengths == {PIN: 16} and engine.replicas[0].pins.seq_ids == {PIN}
+    engine.unpin(PIN)
+    assert nothing_is_left(engine)
+
+
 def test_a_pin_ends_when_its_seconds_are_over_and_not_before():
     engine, clock = timed_engine()
     clock.now = 5.0

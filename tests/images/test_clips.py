@@ -135,6 +135,8 @@ def test_frames_in_jpeg_are_bounded_before_the_first_is_decoded():
         ((FRAMES, {"rate": 1}), "has 'rate' in its metadata"),
         ((FRAMES, {"frames_indices": [1, 2]}), "one number from 0 on for each frame"),
         ((FRAMES, {"frames_indices": [-1] * 7}), "one number from 0 on for each frame"),
+        ((FRAMES, {"total_num_frames": -5}), "video 1 of 1: total_num_frames=-5 must be at least 1"),
+        ((FRAMES, {"total_num_frames": [1]}), r"video 1 of 1: total_num_frames=\[1\] must be an integer"),
         (np.zeros((41, 4, 4, 3), np.uint8), "41 frames would be taken, the limit is max_frames=40"),
         (np.zeros((3, 60, 90, 3), np.uint8), "90 x 60 pixels a frame, the limit is max_pixels=3072"),
         (5, "of the type int"),

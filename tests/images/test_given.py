@@ -93,6 +93,7 @@ def test_files_in_base64_are_arrays(dtype):
         LAYOUT.read(coded | {"image_grid_thw": npy(np.array([1.0, 4, 6]))})
 
 
+DEEP = base64.b64encode(np.lib.format.magic(1, 0) + (9001).to_bytes(2, "little") + b"-" * 9000 + b"1").decode()
 BAD = {
     "lack 'image_embeds' and 'image_grid_thw'": {"image_embeds": None, "image_grid_thw": None},
     "not size": {"size": 3},
@@ -106,6 +107,7 @@ BAD = {
     "has 1 numbers that are not finite": {"image_embeds": np.where(np.arange(36) == 7, np.inf, 0).reshape(6, 6)},
     "image_embeds is no array of numbers, as a .npy file in base64": {"image_embeds": "AAAA"},
     r"image_embeds of shape \[9999999, 6\] has 8 bytes": {"image_embeds": npy(np.zeros((9999999, 6)), cut=8)},
+    "image_embeds is no array of numbers, as a .npy file in base64: .*": {"image_embeds": DEEP},
     "image_embeds has the dtype object": {"image_embeds": npy(np.array([[{}] * 6] * 6, object))},
     "image_embeds is no array of numbers, as a .npy file in base64: Only base64": {"image_embeds": "*"},
     "no array of numbers": {"image_embeds": [["a"] * 6] * 6},

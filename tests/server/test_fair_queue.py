@@ -73,6 +73,27 @@ def test_more_than_a_keys_share_of_the_places_is_refused_and_others_still_come_i
     asyncio.run(asyncio.wait_for(main(), 10))  # one that is not refused would wait forever
 
 
+def test_a_request_of_many_prompts_waits_once_and_is_not_refused_midway():
+    async def main():
+        queue, running = FairQueue((A, B), places=2, max_waiting=2), []
+        place = queue.places(A)
+
+        async def one(name, place):
+            async with place():
+                running.append(name)
+                await asyncio.sleep(0)
+
+        async with queue.place(B):
+            prompts = [asyncio.create_task(one("a", place)) for _ in range(9)]
+            await asyncio.sleep(0)
+            assert running == ["a"] and queue.num_waiting == 1
+            other = asyncio.create_task(one("b", queue.places(B)))
+            await asyncio.gather(*prompts, other)
+        assert running.index("b") < 4 and running.count("a") == 9
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 def test_a_place_given_to_one_who_leaves_goes_to_the_next():
     async def main():
         queue = FairQueue((A, B), places=1, max_waiting=4)

@@ -6,15 +6,19 @@ import asyncio
 import base64
 import io
 
+import httpx
 import numpy as np
 import pytest
 from gemma4_checkpoints import IMAGE, PROCESSOR, SIZES, pictures
 from gemma4_checkpoints import make as make_gemma4
 from live_server import LiveServer, make_llm
 from PIL import Image
+from recorded_answers import SCRIPTS
+from scripted_model import ScriptedModel
 from vision_checkpoints import make_gemma3, picture
 
 from jpaged import LLM, AsyncLLM, SamplingParams
+from jpaged.server.app import create_app
 from jpaged.server.kept_state import KeptState
 from jpaged.server.openai.bodies.responses import ResponsesRequest
 from jpaged.server.settings import ServerSettings
@@ -269,6 +273,32 @@ def test_a_refused_image_is_named_by_its_path_in_whatever_request_it_was_sent(se
         body = {"model": "tiny", "input": [call, {"role": "user", "content": parts}], "truncation": truncation}
         error = server_of.refusal("/v1/responses", body)
         assert error["param"] == "input.1.content.1.image_url", error
+
+
+def test_the_images_of_a_conversation_are_fetched_once_however_often_it_is_cut():
+    fetched = []
+
+    class Fetching(ScriptedModel):
+        def chat_prompt(self, messages, **options):
+            for message in messages:
+                for part in message["content"] if isinstance(message["content"], list) else ():
+                    if part["type"] == "image_url":
+                        part["image_url"]["url"].bytes_by(lambda: fetched.append(1) or b"")
+            return super().chat_prompt(messages, **options)
+
+    image = {"type": "input_image", "image_url": "http://pictures.example/a"}
+    said = [{"role": "user", "content": "#text# " * 70}] * 7 + [{"role": "user", "content": [image]}]
+    model = Fetching(SCRIPTS)
+    app = create_app(model, ServerSettings(model="tiny"))
+
+    async def main():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post("/v1/responses", json={"input": said, "truncation": "auto"})
+
+    answer = asyncio.run(main())
+    assert answer.status_code == 200, answer.text
+    assert len(model.prompts) > 2 and fetched == [1]
 
 
 def test_of_a_cut_conversation_the_images_that_are_left_are_counted_from_the_end(server_of):

@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_answers import CITY, SCRIPTS
-from scripted_model import ScriptedModel
+from scripted_model import Script, ScriptedModel
 
 from jpaged import SamplingParams
 from jpaged.server.access import Key
 from jpaged.server.anthropic.bodies import CountRequest, MessagesRequest
 from jpaged.server.anthropic.rendering import MessageBlocks
 from jpaged.server.app import create_app
+from jpaged.server.caller import Caller
+from jpaged.server.openai.responses.answer import Items
 from jpaged.server.settings import ServerSettings
 from jpaged.server.turn import Arguments, Begun, CallBegun, CallEnded, Ended, Text, Thought
 
@@ -130,6 +132,19 @@ def test_an_answer_that_fills_the_context_says_so():
     assert ask(body("long", max_tokens=9)).json()["stop_reason"] == "model_context_window_exceeded"
 
 
+def test_an_answer_that_can_never_go_on_is_not_one_to_be_continued():
+    model, app = server()
+    model.scripts = SCRIPTS | {"astray": Script(("half ",), "abort", "no token fits the grammar")}
+    whole = ask(body("astray"), app=app).json()
+    assert whole["stop_reason"] == "refusal" and whole["stop_details"]["explanation"] == "no token fits the grammar"
+    assert accumulated(events(ask(body("astray", stream=True), app=app)))["stop_details"] == whole["stop_details"]
+    response = ask({"input": "#astray#"}, "/v1/responses", app).json()
+    assert response["status"] == "failed" and response["error"]["message"] == "no token fits the grammar"
+    assert response["output"][0]["status"] == "incomplete"
+    job = app.state.responses.find(Caller("r"), response["id"])
+    assert job.response == response and not job.was_cut_off, "a restarted server would generate it again"
+
+
 def test_tokens_that_were_cached_are_counted_apart_from_the_start_on():
     usage = {"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 4}
     found = events(ask(body("thought", stream=True)))
@@ -204,6 +219,23 @@ def test_a_conversation_with_calls_results_images_and_errors():
         {"role": "user", "content": [image, {"type": "text", "text": "go on"}]},
     ]
     assert turn.names.images == ["messages.0.content.1.source", "messages.2.content.0.content.1.source"]
+
+
+def test_an_image_inside_other_blocks_is_named_by_its_path():
+    document = {"type": "document", "source": {"type": "content", "content": [PIXEL]}}
+    found = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "redacted_thinking"}, PIXEL]}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [document]}
+    names = shown([{"role": "user", "content": [document, PIXEL, found]}, {"role": "user", "content": [result]}]).names
+    at = "messages.0.content"
+    paths = [
+        f"{at}.0.source.content.0",
+        f"{at}.1",
+        f"{at}.2.content.1",
+        "messages.1.content.0.content.0.source.content.0",
+    ]
+    assert names.images == [f"{path}.source" for path in paths]
+    assert names.refusal(ValueError("image 2 of 4, a file: no")).param == f"{at}.1.source"
+    assert names.refusal(ValueError("image 1 of 6: features of one part have more images than parts")).param is None
 
 
 def test_neighbours_of_one_role_are_one_message():
@@ -336,6 +368,7 @@ WRONG = {
         "messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]
     },
     "messages.0.content.0 is an image": {"messages": [{"role": "assistant", "content": [PIXEL]}]},
+    "system.0 has an image": {"system": [PIXEL]},
     "stop_sequences=": {"stop_sequences": [""]},
     "tool_choice names 'x'": {"tools": [F], "tool_choice": {"type": "tool", "name": "x"}},
     "tools has two functions of one name": {"tools": [F, F]},
@@ -453,6 +486,29 @@ def answers(draw):
         else:
             found.append((Thought if kind == "thought" else Text)(draw(TEXT)))
     return [*found, Ended("calls" if calls else "stop", None, 5, 2, 9, 1)]
+
+
+class Delta(str):
+    """A text that must not be added to another: with every delta the whole answer would be copied."""
+
+    def __radd__(self, other):
+        raise AssertionError("the text so far is copied")
+
+
+def test_no_delta_copies_the_answer_so_far():
+    pieces = [Delta(piece) for piece in ('{"a', '": ', "1}")]
+    given_events = [
+        *[kind(piece) for kind in (Thought, Text) for piece in pieces],
+        *[CallBegun(0, "f"), *[Arguments(0, piece) for piece in pieces], CallEnded(0)],
+    ]
+    blocks, items, whole = MessageBlocks({}, "id", 100, omits_thoughts=False), Items("id"), '{"a": 1}'
+    for event in given_events:
+        assert list(blocks.add(event)) and (list(items.add(event)) or isinstance(event, CallEnded))
+        items.all  # noqa: B018 - a client may read the response at any time
+    thought, text, call = blocks.message["content"]
+    assert (thought["thinking"], text["text"], call["input"]) == (whole, whole, {"a": 1})
+    thought, text, call = items.all
+    assert [one["content"][0]["text"] for one in (thought, text)] == [whole, whole] and call["arguments"] == whole
 
 
 @given(answers(), st.booleans())

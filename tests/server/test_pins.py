@@ -6,6 +6,7 @@ from jpaged.server.access import Key
 
 PATH = "/v1/cache/pins"
 PREFIX = list(range(5, 25))  # two blocks of eight and four tokens more
+EMBEDS = {"type": "image_embeds", "image_embeds": {"image_embeds": "AAAA"}}
 LONG = {"prompt": "the cab", "max_tokens": 100, "ignore_eos": True, "seed": 1}
 
 
@@ -69,6 +70,7 @@ def test_a_pin_belongs_to_its_key_and_to_prompts_of_that_keys_salt(serve):
         ({"prompt": PREFIX, "seconds": 1e9}, "seconds"),
         ({"prompt": PREFIX, "cache_salt": ""}, "cache_salt"),
         ({"prompt": PREFIX, "ttl": 5}, "ttl"),
+        ({"messages": [{"role": "user", "content": [EMBEDS]}]}, "messages.0.content.0"),
     ],
 )
 def test_what_cannot_be_pinned_is_refused_by_its_name(server, body, param):

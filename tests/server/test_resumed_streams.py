@@ -174,11 +174,16 @@ def test_behind_the_last_event_there_is_an_empty_stream(server):
         assert follow(server, response, starting_after=last) == []
 
 
-def test_a_response_that_was_cancelled_before_it_began_has_an_empty_stream(server, pace):
+def test_the_stream_of_a_response_that_was_cancelled_ends_with_an_event_that_says_so(serve, pace, tmp_path):
+    server = serve(state_dir=tmp_path, save_every=1e6)
     pace.left = 0
     response = ask(server, **BACKGROUND)
-    assert server.http.post(f"{PATH}/{response['id']}/cancel").json()["status"] == "cancelled"
-    assert follow(server, response) == []
+    cancelled = server.http.post(f"{PATH}/{response['id']}/cancel").json()
+    (event,) = told = follow(server, response)
+    assert event["type"] == "response.cancelled" and event["response"] == cancelled
+    pace.go_on()
+    server.stop()
+    assert follow(restarted(serve, pace, tmp_path), response) == told
 
 
 def test_any_id_that_a_client_may_choose_can_be_stored_read_and_forgotten(serve, tmp_path):

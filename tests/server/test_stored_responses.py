@@ -6,6 +6,7 @@ import pytest
 from live_server import until
 
 from jpaged.server.access import Key
+from jpaged.server.openai.responses import store
 
 PATH = "/v1/responses"
 BODY = {"model": "tiny", "input": "hello", "max_output_tokens": 12, "seed": 3, "ignore_eos": True}
@@ -73,6 +74,18 @@ def test_of_many_responses_the_oldest_make_room(serve):
     assert [get(server, one).status_code for one in (first, second, third)] == [404, 200, 200]
 
 
+def test_room_for_bytes_is_made_when_a_response_ends(serve, pace, monkeypatch):
+    server = serve()
+    first = ask(server)
+    pace.left = 0
+    second = ask(server, **BODY | {"background": True})
+    monkeypatch.setattr(store, "MOST_BYTES", 1)
+    assert get(server, first).status_code == 200
+    pace.go_on()
+    until(lambda: get(server, first).status_code == 404)
+    assert text(get(server, second).json()) == text(first), "the newest stays"
+
+
 def test_a_key_neither_reads_nor_ends_nor_goes_on_from_the_responses_of_another(serve, pace):
     server = serve(keys=(Key.of("one", "alice"), Key.of("two", "bob")), max_stored_responses=1)
     alice, bob = ({"Authorization": f"Bearer {key}", "X-Request-Id": "same"} for key in ("one", "two"))
@@ -115,6 +128,7 @@ def test_a_background_response_that_is_cancelled_or_deleted_gives_its_memory_bac
     pace.make(8)
     cancelled = server.http.post(f"{PATH}/{kept['id']}/cancel").json()
     assert cancelled["status"] == "cancelled" == get(server, kept).json()["status"]
+    assert events(server, kept)[-1]["response"] == cancelled
     server.http.delete(f"{PATH}/{deleted['id']}")
     until(lambda: server.serving.num_active == 0)
     assert server.used_blocks() == 0

@@ -1,15 +1,22 @@
 """`/v1/embeddings`, `/classify`, `/v1/score` and `/v1/rerank` answer with what `LLM.embed` and its kin give."""
 
+import asyncio
 import base64
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx
 import numpy as np
 import pytest
 import torch
 from live_server import LiveServer
+from scripted_model import ScriptedModel
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from jpaged import LLM, AsyncLLM
+from jpaged.outputs import EmbeddingOutput, PoolingRequestOutput
+from jpaged.server.access import Key
+from jpaged.server.app import create_app
 from jpaged.server.settings import ServerSettings
 
 TEXTS = ["where is the cab", "no", "it was a day of rain and of little else"]
@@ -71,6 +78,67 @@ def test_classes_are_those_of_classify_with_the_name_of_the_likeliest(tmp_path):
     np.testing.assert_allclose([row["probs"] for row in answer["data"]], want, atol=1e-6)
     assert [row["label"] for row in answer["data"]] == [names[int(np.argmax(probs))] for probs in want]
     assert all(row["num_classes"] == 3 for row in answer["data"]) and answer["usage"]["prompt_tokens"] == 4
+
+
+def test_prompts_of_many_clients_run_at_once_though_there_is_one_thread_to_tokenise_them(expected, tiny_llm):
+    async def main():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        engine, all_there = AsyncLLM.from_llm(tiny_llm), asyncio.Barrier(len(TEXTS))
+
+        @asynccontextmanager
+        async def place():
+            await all_there.wait()
+            yield
+
+        try:
+            async with asyncio.timeout(120):
+                return await asyncio.gather(*(engine.embed(text, place=place) for text in TEXTS))
+        finally:
+            await engine.shutdown()
+
+    found = asyncio.run(main())
+    np.testing.assert_allclose([one.outputs.embedding for (one,) in found], expected[0], atol=1e-5)
+
+
+class Vectors(ScriptedModel):
+    """Gives each prompt the same vector once it has a place."""
+
+    num_begun = 0
+
+    async def embed(self, prompts, params, *, lora_request, place):
+        async def one(i):
+            async with place():
+                self.num_begun += 1
+                return PoolingRequestOutput(i, EmbeddingOutput([1.0]), [1])
+
+        return await asyncio.gather(*map(one, range(len(prompts))))
+
+
+def test_prompts_wait_for_their_keys_places_at_the_engine():
+    keys = Key.of("one", "alice"), Key.of("two", "bob")
+    model = Vectors({})
+    app = create_app(model, ServerSettings(model="tiny", keys=keys, max_waiting=4))
+
+    async def main():
+        transport = httpx.ASGITransport(app)
+        async with (
+            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+            AsyncExitStack() as held,
+        ):
+            queue, headers = app.state.serving.queue, {"Authorization": "Bearer two"}
+            for _ in range(model.config.max_num_seqs + 4):  # all places
+                await held.enter_async_context(queue.place(keys[0]))
+            posted = [
+                asyncio.create_task(client.post("/v1/embeddings", json={"input": ["a"] * 4}, headers=headers))
+                for _ in range(5)
+            ]
+            done, _ = await asyncio.wait(posted, return_when=asyncio.FIRST_COMPLETED)
+            assert [one.result().status_code for one in done] == [429] and model.num_begun == 0
+            await held.aclose()
+            return await asyncio.gather(*posted)
+
+    statuses = sorted(one.status_code for one in asyncio.run(asyncio.wait_for(main(), 60)))
+    assert statuses == [200] * 4 + [429] and model.num_begun == 16
 
 
 REFUSED = [

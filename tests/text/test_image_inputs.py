@@ -147,6 +147,25 @@ def data_url(image, kind="PNG"):
     return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
+def test_a_picture_of_a_chat_is_fetched_once_for_its_tokens_and_its_pixels(inputs, monkeypatch):
+    fetched = []
+
+    def fetch(url, *_):  # another picture each time
+        fetched.append(url)
+        return base64.b64decode(data_url(picture(len(fetched))).partition(",")[2])
+
+    monkeypatch.setattr("jpaged.images.sources.fetch", fetch)
+    url = "http://pictures.example/a"
+    for item, number in (({"url": url}, 1), ({"url": url, "detail": "low"}, 2)):
+        messages = [{"role": "user", "content": [{"type": "image_url", "image_url": item}]}]
+        made = chat_prompt(Conversation(messages), TOKENIZER, inputs.images)
+        (image,) = process(inputs, made).asks["images"]
+        assert image.digest == process(inputs, with_image(picture(number))).asks["images"][0].digest
+        assert fetched == [url] * number
+    process(inputs, made)
+    assert fetched == [url] * 3, "nothing is kept once the pixels are read"
+
+
 @pytest.mark.parametrize(
     "part",
     [

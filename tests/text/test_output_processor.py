@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from jpaged.scheduling.request import find_stop
 from jpaged.scheduling.top_tokens import TokenRanking
 from jpaged.text.detokenizer import Detokenizer
 from jpaged.text.output_processor import OutputProcessor
-from jpaged.text.token_reader import TokenReader
+from jpaged.text.token_reader import Progress, TokenReader
 
 EOS = 260
 TEXT = "a 😀 and 日本 then STOP it"
@@ -131,6 +133,25 @@ def test_each_token_becomes_text_and_log_probabilities_once(outputs, monkeypatch
         builder.add(progress)
         builder.cumulative()
     assert made == tokens
+
+
+class Piece(str):
+    """A text that must not be added to another: with every token the whole text would be copied."""
+
+    def __radd__(self, other):
+        raise AssertionError("the text so far is copied")
+
+
+def test_the_text_so_far_is_not_copied_for_a_token(outputs):
+    request = request_for(outputs)
+    (seq,) = request.sequences
+    reader, builder, deltas = TokenReader(request), outputs.builder(request), []
+    for token in [9, 10, 11]:
+        generate(request, seq, token)
+        (new,) = reader.read().outputs
+        builder.add(Progress([replace(new, text=Piece("ab"))], finished=False))
+        deltas += [builder.delta().outputs[0].text] if token != 10 else []
+    assert deltas == ["ab", "abab"] and builder.cumulative().outputs[0].text == "ababab"
 
 
 def test_only_outputs_with_something_new_are_in_a_delta(outputs):

@@ -83,8 +83,11 @@ class Block(Body):
             raise ValueError(f"the source of a block of type {self.type!r} is an object")
         return self
 
-    def parts(self, where: str) -> list[dict[str, Any]]:
-        """Return what a template is shown of a block of text or of an image.
+    def parts(self, where: str, images: list[str]) -> list[dict[str, Any]]:
+        """Return what a template is shown of a block of text, of an image, or of what has these inside.
+
+        Args:
+            images: receives the path of each image.
 
         Raises:
             ApiError: the block has another type, or fields of one.
@@ -94,15 +97,17 @@ class Block(Body):
             return [{"type": "text", "text": self.text}]
         if self.type == "image":
             assert isinstance(self.source, Source)
+            images.append(f"{where}.source")
             url = self.source.url or f"data:{self.source.media_type or 'image/png'};base64,{self.source.data}"
             return [{"type": "image_url", "image_url": {"url": url}}]
         if self.type == "search_result":
             about = "\n".join(text for text in (self.title, self.source) if isinstance(text, str))
-            return [{"type": "text", "text": about}, *_parts(self.content, f"{where}.content")]
+            return [{"type": "text", "text": about}, *_parts(self, where, images)]
         if self.type == "document" and isinstance(self.source, Source) and self.source.type in ("text", "content"):
             head = [{"type": "text", "text": text} for text in (self.title, self.context) if text]
-            content = self.source.data if self.source.type == "text" else self.source.content
-            return head + _parts(content, f"{where}.source.content")
+            if self.source.type == "content":
+                return head + _parts(self.source, f"{where}.source", images)
+            return head + ([{"type": "text", "text": self.source.data}] if self.source.data else [])
         what = "only documents of plain text are read" if self.type == "document" else "it cannot stand here"
         raise ApiError(f"{where} has the type {self.type!r}: {what}", param=where, code="invalid_value")
 
@@ -110,10 +115,13 @@ class Block(Body):
 Source.model_rebuild()
 
 
-def _parts(content: str | list[Block] | None, where: str) -> list[dict[str, Any]]:
+def _parts(owner: Block | Source, where: str, images: list[str]) -> list[dict[str, Any]]:
+    """Return the parts of the content of a block or a source; see `Block.parts`."""
+    content = owner.content
     if not isinstance(content, list):
         return [{"type": "text", "text": content}] if content else []
-    return [part for i, block in enumerate(content) for part in block.parts(f"{where}.{i}")]
+    places = [f"{where}.content.{owner.place('content', i)}" for i in range(len(content))]
+    return [part for block, at in zip(content, places, strict=True) for part in block.parts(at, images)]
 
 
 def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
@@ -123,13 +131,13 @@ def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     return parts
 
 
-def _text(content: str | list[Block] | None, where: str) -> str:
-    """Return the text of a content.
+def _text(block: Block, where: str) -> str:
+    """Return the text of a block.
 
     Raises:
         ApiError: it has an image.
     """
-    found = _content(_parts(content, where))
+    found = _content(block.parts(where, []))
     if not isinstance(found, str):
         raise ApiError(f"{where} has an image, and takes text only", param=where, code="invalid_value")
     return found
@@ -143,7 +151,7 @@ def _without_attribution(text: str) -> str:
 def _system(content: str | list[Block] | None, where: str) -> str:
     if not isinstance(content, list):
         return _without_attribution(content or "")
-    texts = [_without_attribution(_text([block], f"{where}.{i}")) for i, block in enumerate(content)]
+    texts = [_without_attribution(_text(block, f"{where}.{i}")) for i, block in enumerate(content)]
     return "\n".join(text for text in texts if text)
 
 
@@ -155,8 +163,8 @@ class InputMessage(Body):
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
-    def shown(self, where: str) -> Iterator[dict[str, Any]]:
-        """Yield the messages for the chat template."""
+    def shown(self, where: str, images: list[str]) -> Iterator[dict[str, Any]]:
+        """Yield the messages for the chat template; `images` receives the path of each image, in order."""
         blocks = self.content if isinstance(self.content, list) else [Block(type="text", text=self.content)]
         places = [f"{where}.content.{self.place('content', i)}" for i in range(len(blocks))]
         if self.role == "system":
@@ -165,12 +173,13 @@ class InputMessage(Body):
         elif self.role == "assistant":
             yield _said(blocks, places)
         else:
-            yield from _asked(blocks, places)
+            yield from _asked(blocks, places, images)
 
 
 def _said(blocks: list[Block], places: list[str]) -> dict[str, Any]:
     """Return a message of the assistant."""
     texts: list[dict[str, Any]] = []
+    images: list[str] = []
     thoughts, calls = [], []
     for block, where in zip(blocks, places, strict=True):
         if block.type == "thinking":
@@ -181,8 +190,8 @@ def _said(blocks: list[Block], places: list[str]) -> dict[str, Any]:
             function = {"name": block.name, "arguments": json.dumps(block.input or {})}
             calls.append({"id": block.id, "type": "function", "function": function})
         else:
-            texts += block.parts(where)
-            if texts and texts[-1]["type"] != "text":
+            texts += block.parts(where, images)
+            if images:
                 why = f"{where} is an image, which only a message of the role 'user' may have"
                 raise ApiError(why, param=where, code="invalid_value")
     message: dict[str, Any] = {"role": "assistant", "content": _content(texts) if texts else None}
@@ -195,7 +204,7 @@ def _said(blocks: list[Block], places: list[str]) -> dict[str, Any]:
     return message
 
 
-def _asked(blocks: list[Block], places: list[str]) -> Iterator[dict[str, Any]]:
+def _asked(blocks: list[Block], places: list[str], images: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the messages of a user's one: results of tools, then the rest.
 
     Templates show the text of a result. Its images follow in the message of the user.
@@ -203,9 +212,9 @@ def _asked(blocks: list[Block], places: list[str]) -> Iterator[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
     for block, where in zip(blocks, places, strict=True):
         if block.type != "tool_result":
-            parts += block.parts(where)
+            parts += block.parts(where, images)
             continue
-        found = _parts(block.content, f"{where}.content")
+        found = _parts(block, where, images)
         text = "\n".join(part["text"] for part in found if part["type"] == "text")
         if block.is_error:
             text = text if text.lower().startswith("error") else f"Error: {text}".rstrip()
@@ -310,8 +319,9 @@ class Conversation(Body):
         Raises:
             ApiError: a field is wrong.
         """
-        names = ClientNames(type(self).model_fields, self._sent_as(), self._image_paths())
-        messages = self._shown(self.system, self.messages)
+        images: list[str] = []
+        messages = self._shown(self.system, self.messages, images)
+        names = ClientNames(type(self).model_fields, self._sent_as(), images)
         if all(message["role"] == "system" for message in messages):
             raise ApiError("messages has no message of the user", param="messages", code="invalid_value")
         thinking, choice = self.thinking, self.tool_choice
@@ -347,13 +357,15 @@ class Conversation(Body):
         """Tell whether the text of thoughts is left out."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
-    def _shown(self, system: str | list[Block] | None, messages: Sequence[InputMessage]) -> list[dict[str, Any]]:
-        """Return messages for the chat template, neighbours of one role joined."""
+    def _shown(
+        self, system: str | list[Block] | None, messages: Sequence[InputMessage], images: list[str]
+    ) -> list[dict[str, Any]]:
+        """Return messages for the chat template, neighbours of one role joined; `images` receives their paths."""
         found: list[dict[str, Any]] = []
         if text := _system(system, "system"):
             found.append({"role": "system", "content": text})
         for i, message in enumerate(messages):
-            for shown in message.shown(f"messages.{i}"):
+            for shown in message.shown(f"messages.{i}", images):
                 if found and found[-1]["role"] == shown["role"] != "tool":
                     found[-1] = _joined(found[-1], shown)
                 else:
@@ -375,15 +387,16 @@ class Conversation(Body):
             why = f"{MOST_MARKS} blocks with cache_control are taken at most, and the request has {number}"
             raise ApiError(why, param="messages", code="invalid_value")
         if tools:  # templates show them with the system's messages, or after these
-            found = [turns.Marked(self._shown(self.system, ()), max(tools))]
+            found = [turns.Marked(self._shown(self.system, (), []), max(tools))]
         blocks = self.system if isinstance(self.system, list) else ()
         for k, control in _controls(blocks):
-            found.append(turns.Marked(self._shown(list(blocks[: k + 1]), ()), control.seconds))
+            found.append(turns.Marked(self._shown(list(blocks[: k + 1]), (), []), control.seconds))
         for i, message in enumerate(self.messages):
             blocks = message.content if isinstance(message.content, list) else ()
             for k, control in _controls(blocks):
                 cut = message.model_copy(update={"content": list(blocks[: k + 1])})
-                found.append(turns.Marked(self._shown(self.system, [*self.messages[:i], cut]), control.seconds))
+                shown = self._shown(self.system, [*self.messages[:i], cut], [])
+                found.append(turns.Marked(shown, control.seconds))
         if self.cache_control is not None:
             found.append(turns.Marked(messages, self.cache_control.seconds))
         return found
@@ -394,18 +407,6 @@ class Conversation(Body):
         names["thinking_token_budget"] = "thinking.budget_tokens"
         path = "output_format.schema" if self.output_format is not None else "output_config.format.schema"
         return names | {"json": path, "grammar": "tools" if self.tools else path}
-
-    def _image_paths(self) -> list[str]:
-        found = []
-        for i, message in enumerate(self.messages):
-            for k, block in enumerate(message.content if isinstance(message.content, list) else ()):
-                where = f"messages.{i}.content.{message.place('content', k)}"
-                if block.type == "image":
-                    found.append(f"{where}.source")
-                elif block.type == "tool_result" and isinstance(block.content, list):
-                    inner = [n for n, one in enumerate(block.content) if one.type == "image"]
-                    found += [f"{where}.content.{block.place('content', n)}.source" for n in inner]
-        return found
 
 
 def _controls(blocks: Iterable[Block]) -> Iterator[tuple[int, CacheControl]]:

@@ -25,7 +25,7 @@ class MessageBlocks:
         omits_thoughts: whether blocks of thoughts lack their text.
 
     Attributes:
-        message: the message so far.
+        message: the message so far; the open block lacks its text.
     """
 
     def __init__(self, head: dict[str, Any], answer_id: str, max_tokens: int, *, omits_thoughts: bool) -> None:
@@ -35,7 +35,7 @@ class MessageBlocks:
         self._blocks: list[dict[str, Any]] = []
         self._open = False
         self._hash = hashlib.sha256()
-        self._arguments = ""
+        self._pieces: list[str] = []  # of the open block's text, thought or arguments
         self.message: dict[str, Any] = {
             "id": f"msg_{answer_id}",
             "type": "message",
@@ -54,24 +54,23 @@ class MessageBlocks:
             yield "ping", {}
         elif isinstance(event, Text):
             yield from self._in("text", text="")
-            self._blocks[-1]["text"] += event.text
+            self._pieces.append(event.text)
             yield self._delta("text_delta", text=event.text)
         elif isinstance(event, Thought):
             yield from self._in("thinking", thinking="", signature="")
             self._hash.update(event.text.encode("utf-8", "surrogatepass"))
             if not self._omits:
-                self._blocks[-1]["thinking"] += event.text
+                self._pieces.append(event.text)
                 yield self._delta("thinking_delta", thinking=event.text)
         elif isinstance(event, CallBegun):
             yield from self._close()
-            self._arguments = ""
             yield from self._in("tool_use", id=f"toolu_{self._id}_{event.index}", name=event.name, input={})
         elif isinstance(event, Arguments):
-            self._arguments += event.text
+            self._pieces.append(event.text)
             yield self._delta("input_json_delta", partial_json=event.text)
         elif isinstance(event, CallEnded):
             if not event.is_cut:
-                self._blocks[-1]["input"] = json.loads(self._arguments or "{}", strict=False)
+                self._blocks[-1]["input"] = json.loads("".join(self._pieces) or "{}", strict=False)
             yield from self._close()
         else:
             yield from self._end(event)
@@ -81,7 +80,7 @@ class MessageBlocks:
         if self._open and self._blocks[-1]["type"] == kind:
             return
         yield from self._close()
-        self._open, self._hash = True, hashlib.sha256()
+        self._open, self._hash, self._pieces = True, hashlib.sha256(), []
         self._blocks.append({"type": kind, **fields})
         yield "content_block_start", {"index": len(self._blocks) - 1, "content_block": dict(self._blocks[-1])}
 
@@ -92,8 +91,10 @@ class MessageBlocks:
         """Yield the events that end the open block, if there is one."""
         if not self._open:
             return
-        self._open = False
-        if self._blocks[-1]["type"] == "thinking":
+        self._open, kind = False, self._blocks[-1]["type"]
+        if kind != "tool_use":
+            self._blocks[-1][kind] = "".join(self._pieces)
+        if kind == "thinking":
             # Clients send a thought back with its signature; they refuse one without.
             signature = base64.b64encode(self._hash.digest()).decode()
             self._blocks[-1]["signature"] = signature
@@ -103,7 +104,9 @@ class MessageBlocks:
     def _end(self, ended: Ended) -> Iterator[Made]:
         yield from self._close()
         stop = ended.stop if isinstance(ended.stop, str) and ended.reason == "stop" else None
-        how = {"stop_reason": self._reason(ended, stop), "stop_sequence": stop}
+        how: dict[str, Any] = {"stop_reason": self._reason(ended, stop), "stop_sequence": stop}
+        if ended.failure is not None:
+            how["stop_details"] = {"type": "refusal", "category": None, "explanation": ended.failure}
         usage = _usage(ended, ended.output_tokens)
         if ended.thought_tokens is not None:
             usage["output_tokens_details"] = {"thinking_tokens": ended.thought_tokens}
@@ -114,6 +117,8 @@ class MessageBlocks:
     def _reason(self, ended: Ended, stop: str | None) -> str:
         if ended.reason == "length":
             return "max_tokens" if ended.output_tokens >= self._max_tokens else "model_context_window_exceeded"
+        if ended.failure is not None:
+            return "refusal"  # a client that sends the message back would meet the same failure
         if ended.reason == "abort":
             return "pause_turn"  # the server ends; the client may send the message back to have it continued
         return "tool_use" if ended.reason == "calls" else "end_turn" if stop is None else "stop_sequence"

@@ -26,6 +26,9 @@ DEFAULT_SECONDS = 300.0
 MOST_SECONDS = 86_400.0
 MOST_PINS = 64
 """Limit on the pins of a key."""
+POOL_SHARE = 0.5
+"""Largest part of the pool that the pins of all keys may take, so that no key's pins leave others one request at a
+time for a day."""
 
 
 class PinRequest(Body):
@@ -67,6 +70,7 @@ async def pin(body: PinRequest, request: Request) -> dict[str, Any]:
             cache_salt=caller.salted(body.cache_salt),
             seconds=body.seconds,
             name=f"{_owner(caller)}-{uuid.uuid4().hex[:16]}",
+            most_share=POOL_SHARE,
         )
         pinned = await while_connected(request, caller, work)
     except ValueError as error:
@@ -100,9 +104,11 @@ async def _prompt(serving: Serving, body: PinRequest) -> Mapping[str, Any]:
     """Return the prefix as the engine takes it."""
     if body.messages is None:
         return {"prompt" if isinstance(body.prompt, str) else "prompt_token_ids": body.prompt}
+    messages = [message.as_template_takes_it(f"messages.{i}") for i, message in enumerate(body.messages)]
+    serving.check_parts(messages)
     return await asyncio.to_thread(
         serving.engine.chat_prompt,
-        [message.as_template_takes_it(f"messages.{i}") for i, message in enumerate(body.messages)],
+        messages,
         add_generation_prompt=False,
         chat_template_kwargs=body.chat_template_kwargs,
         tools=None if body.tools is None else [tool.in_turn().shown() for tool in body.tools],

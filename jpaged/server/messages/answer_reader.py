@@ -36,7 +36,7 @@ class AnswerReader:
         if not self._begun:
             self._begun = True
             events.append(Begun(len(output.prompt_token_ids), output.num_cached_tokens, CacheUse.of(output)))
-        waits = one.finish_reason == "abort" and self._resumable
+        waits = one.finish_reason == "abort" and one.stop_reason is None and self._resumable
         # Half a character at the end may be completed by a restarted server.
         text = one.text.rstrip("\ufffd") if waits else one.text
         parts = self._reader.push(text, one.added_token_spans)

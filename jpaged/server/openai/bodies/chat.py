@@ -159,14 +159,15 @@ class Message(Body):
         return shown
 
 
-def media_paths(messages: Iterable[Message], kind: str = "image_url") -> list[str]:
-    """Return the paths of a conversation's images, or of its parts of another kind."""
+def media_paths(messages: Iterable[Message], *kinds: str) -> list[str]:
+    """Return the paths of a conversation's parts of some kinds; without any, of its images."""
+    kinds = kinds or ("image_url", "image_embeds")
     return [
-        f"messages.{i}.content.{k}.{kind}"
+        f"messages.{i}.content.{k}.{part.type}"
         for i, message in enumerate(messages)
         if isinstance(message.content, list)
         for k, part in enumerate(message.content)
-        if part.type == kind
+        if part.type in kinds
     ]
 
 

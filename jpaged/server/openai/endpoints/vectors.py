@@ -34,7 +34,8 @@ async def embed(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
         params = PoolingParams(dimensions=body.dimensions, prompt_name=body.prompt_name)
     except ValueError as error:
         raise refused(error, EmbeddingRequest.model_fields) from error
-    work = serving.engine.embed(given, params, lora_request=serving.adapter_of(body.model))
+    adapter, place = serving.adapter_of(body.model), serving.queue.places(caller.key)
+    work = serving.engine.embed(given, params, lora_request=adapter, place=place)
     outputs = await _answered(request, caller, work, EmbeddingRequest.model_fields, _SENT_AS)
     data = [
         {"object": "embedding", "index": i, "embedding": _encoded(output.outputs.embedding, body.encoding_format)}
@@ -48,7 +49,8 @@ async def classify(body: ClassifyRequest, request: Request) -> dict[str, Any]:
     """Return the probabilities of the model's classes for each prompt, with the name of the likeliest."""
     serving = serving_of(request)
     caller, given = _prompts(serving, request, body)
-    work = serving.engine.classify(given, lora_request=serving.adapter_of(body.model))
+    adapter, place = serving.adapter_of(body.model), serving.queue.places(caller.key)
+    work = serving.engine.classify(given, lora_request=adapter, place=place)
     outputs = await _answered(request, caller, work, ClassifyRequest.model_fields, _SENT_AS)
     names = {
         int(number): name for number, name in (getattr(serving.engine.model_config, "id2label", None) or {}).items()
@@ -151,7 +153,8 @@ async def _scores(
 ) -> list[PoolingRequestOutput[Any]]:
     salt = _salt(caller)
     sides = [[{"prompt": text, **salt} for text in side] for side in (first, second)]
-    work = serving.engine.score(*sides, lora_request=serving.adapter_of(body.model))
+    adapter, place = serving.adapter_of(body.model), serving.queue.places(caller.key)
+    work = serving.engine.score(*sides, lora_request=adapter, place=place)
     return await _answered(request, caller, work, type(body).model_fields, sent_as)
 
 

@@ -105,7 +105,9 @@ class Answer:
                             for made in self._items.add(event):
                                 yield made
                         if (ended := piece.ended) is not None:
-                            for made in self._items.close(_status(ended)):
+                            for made in self._items.close(
+                                "completed" if _status(ended) == "completed" else "incomplete"
+                            ):
                                 yield made
                             yield f"response.{_status(ended)}", {"response": self._ended(ended)}
             except Exception as error:
@@ -131,6 +133,7 @@ class Answer:
         why = "max_output_tokens" if ended.reason == "length" else "aborted"
         return {
             **self.state(_status(ended)),
+            "error": None if ended.failure is None else {"code": "server_error", "message": ended.failure},
             "incomplete_details": {"reason": why} if _status(ended) == "incomplete" else None,
             "usage": {
                 "input_tokens": ended.prompt_tokens,
@@ -154,6 +157,8 @@ class Answer:
 
 
 def _status(ended: Ended) -> str:
+    if ended.failure is not None:
+        return "failed"
     return "completed" if ended.reason in ("stop", "calls") else "incomplete"
 
 
@@ -180,13 +185,25 @@ class Items:
         self._input = CustomInput()
         self._items: list[dict[str, Any]] = []
         self._open = False
+        self._pieces: list[str] = []  # of the last item's text that it lacks yet
         self._is_cut = False  # whether the output ended within a call
         self._scores: list[dict[str, Any]] = []
 
     @property
     def all(self) -> list[dict[str, Any]]:
         """Return the items so far."""
+        self._join()
         return self._items
+
+    def _join(self) -> None:
+        """Give the last item its text so far: adding every delta to it would copy it each time."""
+        if not self._pieces:
+            return
+        item = self._items[-1]
+        fields = {"function_call": "arguments", "custom_tool_call": "input"}
+        holder, name = (item, fields[item["type"]]) if item["type"] in fields else (item["content"][0], "text")
+        holder[name] += "".join(self._pieces)
+        self._pieces.clear()
 
     def scored(self, scores: list[dict[str, Any]]) -> None:
         """Add log-probabilities of tokens. They belong to the text of the message that is added next."""
@@ -205,11 +222,11 @@ class Items:
             yield from self._call(event)
         elif isinstance(event, Arguments) and self._items[-1]["type"] == "custom_tool_call":
             new = self._input.push(event.text)
-            self._items[-1]["input"] += new
+            self._pieces.append(new)
             if new:
                 yield "response.custom_tool_call_input.delta", {**self._place(), "delta": new}
         elif isinstance(event, Arguments):
-            self._items[-1]["arguments"] += event.text
+            self._pieces.append(event.text)
             yield "response.function_call_arguments.delta", {**self._place(), "delta": event.text}
         elif isinstance(event, Text | Thought):
             yield from self._more(event)
@@ -224,7 +241,7 @@ class Items:
             if kind == "message":
                 fields = {**self._place(), "content_index": 0, "part": self._part(kind, "")}
                 yield "response.content_part.added", fields
-        self._items[-1]["content"][0]["text"] += event.text
+        self._pieces.append(event.text)
         delta = {**self._place(), "content_index": 0, "delta": event.text}
         yield (
             f"response.{_STEMS[kind]}.delta",
@@ -239,6 +256,7 @@ class Items:
         """
         if not self._open:
             return
+        self._join()
         item, place = self._items[-1], self._place()
         self._open = False
         if item["type"] == "function_call":

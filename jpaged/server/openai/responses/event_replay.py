@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
 """Terminal event types."""
 
 

@@ -90,6 +90,7 @@ class ResponseStore:
 
         def ended(task: asyncio.Task[None]) -> None:
             self._serving.num_active -= waits
+            self._make_room(job)
             if record is not None and (record["key"], record["id"]) in self._kept and not job.was_cut_off:
                 self._files.write({**record, "response": job.response})
 
@@ -136,12 +137,16 @@ class ResponseStore:
                 message = f"{self._most} responses run, as many as are kept for one key"
                 raise ApiError(message, status=429, code="too_many_responses", headers={"Retry-After": "1"})
         self._kept[name] = job
+        self._make_room(job)
+
+    def _make_room(self, newest: Job) -> None:
+        """Forget the oldest jobs that have ended, but not the newest, until the limit on bytes holds."""
         size = sum(each.size for each in self._kept.values())
-        for each in [each for each, other in self._kept.items() if other.done]:
+        for name, job in [each for each in self._kept.items() if each[1].done and each[1] is not newest]:
             if size <= MOST_BYTES:
                 break
-            size -= self._kept[each].size
-            self._forget(each)
+            size -= job.size
+            self._forget(name)
 
     def _forget(self, name: Name) -> None:
         del self._kept[name]

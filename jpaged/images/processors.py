@@ -168,7 +168,7 @@ class TransformersImageProcessor(ImageProcessor):
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str], config: Any, tokenizer: Any) -> ImageProcessor:
-        from transformers import AutoImageProcessor
+        from transformers import AutoImageProcessor  # type: ignore[attr-defined]  # is in a model, see pyproject.toml
 
         processor = AutoImageProcessor.from_pretrained(os.fspath(folder), backend="pil", trust_remote_code=False)
         if getattr(processor, "backend", None) != "pil":

@@ -353,6 +353,15 @@ class MemoryManager:
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
         return self._lookup.attach(sequence, token_ids, max(limit, 0), salt=salt, spans=spans, from_tiers=from_tiers)
 
+    def admitted(self, seq_id: int) -> None:
+        """Learn from the request of a sequence that has its prefix and begins to run: which prefixes come again, and
+        where prompts part.
+
+        `match_prefix` alone teaches nothing, as a request that waits for room is matched in every step. A request is
+        learnt from once, however often this is called.
+        """
+        self._lookup.learn(self._sequences[seq_id])
+
     def leave_less(self, seq_id: int, leaves: Leaves = Leaves.LESS) -> bool:
         """Make a sequence that has its cached prefix and nothing else leave no more than `leaves` for later requests;
         return whether it takes less room so."""

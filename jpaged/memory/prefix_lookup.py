@@ -52,11 +52,13 @@ def _copies(chains: dict[int, HashChain]) -> dict[int, HashChain]:
 class PrefixLookup:
     """Finds and attaches the longest prefix of a prompt that is cached, see `MemoryManager.match_prefix`.
 
+    Looking teaches nothing: a request that waits for room is looked up in every step. `learn` is for one that runs.
+
     Args:
         groups: policy and block size (tokens) of each layer group.
         allocator, cache, updater: the blocks, their contents and their owners.
         step: learns which blocks are filled from a tier.
-        recent: hears of each prompt that begins; None = nothing needs it.
+        recent: hears of each prompt that runs; None = nothing needs it.
         predicted: chooses which of its blocks to protect; None = none.
         checkpoints: learns where requests part; None = no layers keep states.
         prefix_step: number of tokens of which every prefix is a multiple.
@@ -100,7 +102,8 @@ class PrefixLookup:
         spans: Sequence[TokenSpan],
         from_tiers: bool,
     ) -> int:
-        """Attach at most `limit` tokens to a sequence without blocks, which keeps to `token_ids`; return how many."""
+        """Attach at most `limit` cached tokens to a sequence without blocks, which keeps to `token_ids`, and fix its
+        policies; return how many tokens."""
         known = (self._cache.generation, repr(salt), tuple(spans), limit, tuple(token_ids))
         chains = self._chains_of(known)
         sequence.chains = chains or self._cache.chains(salt, spans)
@@ -110,7 +113,7 @@ class PrefixLookup:
         length, found = self._match(sequence, token_ids, limit, spans, known, is_named=chains is not None)
         self._named.append(_NamedPrompt(known, _copies(sequence.chains)))
         sequence.request.parts_at = max(length, self._kept_of(found))
-        self._begin(sequence, length, spans)
+        self._fix_policies(sequence, length, spans)
         if length:
             self._updater.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
         return length
@@ -152,7 +155,7 @@ class PrefixLookup:
         length = len(token_ids)
         sequence.chains = self._cache.chains(salt)
         _, found = self._cache.match(sequence, token_ids, length)
-        self._begin(sequence, length, ())
+        self._fix_policies(sequence, length, ())
         active = [
             [i for run in policy.active_blocks(length, size) for i in run] for policy, size in sequence.request.groups
         ]
@@ -203,7 +206,7 @@ class PrefixLookup:
             is_all = len(nearer) == len(staged)
             reached = length if is_all else self._cache.match(sequence, token_ids, limit, spans, nearer)[0]
             tokens[tier.name], cached = reached - cached, reached
-        self._begin(sequence, length, spans)
+        self._fix_policies(sequence, length, spans)
         attached = self._attach_contents(sequence, found, length)
         if attached is None:
             return 0
@@ -216,13 +219,21 @@ class PrefixLookup:
         sequence.request.tier_tokens = {name: number for name, number in tokens.items() if number}
         return length
 
-    def _begin(self, sequence: BlockTables, length: int, spans: Sequence[TokenSpan]) -> None:
+    def learn(self, sequence: BlockTables) -> None:
+        """Learn from the request of a sequence that `attach` was called for and that now runs; once a request."""
+        request = sequence.request
+        if self._recent is None or request.begun is None or (shared := self._recent.arrived(sequence)) is None:
+            return
+        if self._checkpoints is not None and shared.tokens:
+            self._checkpoints.arrived(shared.tokens, goes_on=shared.goes_on)
+        if self._predicted is not None:
+            self._predicted.lost.requested(request.request_id, request.begun[0])
+
+    def _fix_policies(self, sequence: BlockTables, length: int, spans: Sequence[TokenSpan]) -> None:
         """Fix the policies and predictions of a sequence that begins with a cached prefix of `length` tokens."""
-        shared = 0 if self._recent is None else self._recent.arrived(sequence)
+        shared, goes_on = (0, False) if self._recent is None else self._recent.look(sequence)
         request, seen = sequence.request, self._checkpoints
-        if seen is not None and self._recent is not None and shared:
-            goes_on = self._recent.goes_on(request.request_id)
-            seen.arrived(shared, goes_on=goes_on)
+        if seen is not None and shared:
             request.junction = 0 if goes_on or shared < seen.interval else shared
         elif seen is not None and not seen.goes_on and request.prompt_tokens is not None:
             # The first of its kind: the next one may be another question about the same document.
@@ -231,7 +242,6 @@ class PrefixLookup:
         ends = request.known_ends(self._prefix_step, spans, parts=seen is not None and seen.parts)
         request.begin(length, shared, ends, goes_on=seen is not None and seen.goes_on)
         if self._predicted is not None:
-            self._predicted.lost.requested(sequence.request.request_id, length)
             self._predicted.predict(sequence, shared)
 
     def _attach_contents(

@@ -14,10 +14,31 @@ SIZE = 4
 TOKENS = list(range(41))
 
 
-def manager_of(num_pages: int = 60) -> MemoryManager:
+def manager_of(num_pages: int = 60, **options) -> MemoryManager:
     policies = (FullAttention(), StateCheckpoints(8))
     specs = [GroupSpec(str(g), 8, 1, SIZE, policy) for g, policy in enumerate(policies)]
-    return MemoryManager(PoolLayout.plan(specs, 8 * num_pages), prefix_caching=True)
+    return MemoryManager(PoolLayout.plan(specs, 8 * num_pages), prefix_caching=True, **options)
+
+
+def test_a_prompt_teaches_once_when_it_is_admitted_and_not_while_it_waits():
+    manager = manager_of(prefix_eviction="predicted")
+    serve(manager, 1, TOKENS)
+    manager.free(1)
+    parts, limits = manager.parts, []
+    parts.predicted.choose_limit = lambda sequence: limits.append(0) or 0
+    known = list(parts.recent.entries)
+    for _ in range(50):
+        assert ask(manager, [*TOKENS[:33], 99]) == 32
+    assert parts.checkpoints.seen == [0, 0] and list(parts.recent.entries) == known and limits == []
+    for _ in range(2):  # as if it were preempted in between
+        manager.add(0, 0)
+        manager.match_prefix(0, [*TOKENS[:33], 99])
+        manager.admitted(0)
+        manager.admitted(0)
+        manager.free(0)
+    assert parts.checkpoints.seen == [0, 1] and list(parts.recent.entries) == [*known, 0]
+    ask(manager, [*TOKENS[:33], 99])
+    assert len(limits) == 2, "it ended twice, and then only waited"
 
 
 @pytest.fixture

@@ -37,12 +37,14 @@ class _Match(NamedTuple):
     Attributes:
         known, groups: the values that it follows from.
         length, found: see `PrefixCache.match`.
+        kept: leading tokens that are cached of the layers that release nothing.
     """
 
     known: tuple[Any, ...]
     groups: Sequence[tuple[Policy, int]]
     length: int
     found: list[list[int | None]]
+    kept: int
 
 
 def _copies(chains: dict[int, HashChain]) -> dict[int, HashChain]:
@@ -105,14 +107,17 @@ class PrefixLookup:
         """Attach at most `limit` cached tokens to a sequence without blocks, which keeps to `token_ids`, and fix its
         policies; return how many tokens."""
         known = (self._cache.generation, repr(salt), tuple(spans), limit, tuple(token_ids))
-        chains = self._chains_of(known)
-        sequence.chains = chains or self._cache.chains(salt, spans)
+        named = self._take_named(known)
+        if named is not None:
+            known = named.known  # the same object from here on: `_match` compares no long prompt again
+        sequence.chains = self._cache.chains(salt, spans) if named is None else named.chains
         length = self._attach_from_tiers(sequence, token_ids, limit, spans) if from_tiers else 0
         if length:
             return length
-        length, found = self._match(sequence, token_ids, limit, spans, known, is_named=chains is not None)
+        match = self._match(sequence, token_ids, limit, spans, known, is_named=named is not None)
+        length, found = match.length, match.found
         self._named.append(_NamedPrompt(known, _copies(sequence.chains)))
-        sequence.request.parts_at = max(length, self._kept_of(found))
+        sequence.request.parts_at = max(length, match.kept)
         self._fix_policies(sequence, length, spans)
         if length:
             self._updater.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
@@ -127,8 +132,8 @@ class PrefixLookup:
         known: tuple[Any, ...],
         *,
         is_named: bool,
-    ) -> tuple[int, list[list[int | None]]]:
-        """Return what `PrefixCache.match` does. A prompt that waits for room is matched again only after a block of its
+    ) -> _Match:
+        """Return what the pool has of a prompt. A prompt that waits for room is matched again only after a block of its
         own came or went.
 
         Args:
@@ -137,16 +142,17 @@ class PrefixLookup:
         matched, groups = self._matched, sequence.request.groups
         is_same = is_named and matched is not None and matched.known == known and matched.groups == groups
         if is_same and matched is not None and not self._cache.tracked_changed:
-            return matched.length, matched.found
+            return matched
         length, found = self._cache.match(sequence, token_ids, limit, spans)
+        match = _Match(known, list(groups), length, found, self._kept_of(found))
         if is_same:
             self._cache.tracked_changed = False
         elif is_named:
             links = (link for chain in sequence.chains.values() for link in chain.links)
             self._cache.track(frozenset(link.digest for link in links))
         if is_named:
-            self._matched = _Match(known, list(groups), length, found)
-        return length, found
+            self._matched = match
+        return match
 
     def adopt(
         self, sequence: BlockTables, token_ids: Sequence[int], places: Sequence[Sequence[int]], salt: Hashable
@@ -179,12 +185,12 @@ class PrefixLookup:
             return 0
         return min((leading_hits([block is not None for block in found[g]]) * size for g, size in groups), default=0)
 
-    def _chains_of(self, known: tuple[Any, ...]) -> dict[int, HashChain] | None:
-        """Take the hash chains of a prompt out of the memory of recent lookups; None where they are not in it."""
-        for named in self._named:
+    def _take_named(self, known: tuple[Any, ...]) -> _NamedPrompt | None:
+        """Take a prompt out of the memory of recent lookups; None where it is not in it."""
+        for place, named in enumerate(self._named):
             if named.known == known:
-                self._named.remove(named)
-                return named.chains
+                del self._named[place]
+                return named
         return None
 
     def _attach_from_tiers(

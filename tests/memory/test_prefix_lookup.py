@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from memory_pools import serve
 
-from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout, StateCheckpoints
+from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout, StateCheckpoints, prefix_lookup
 from jpaged.memory.hash_chain import HashChain
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_lookup import MOST_NAMED
+from jpaged.memory.recent_prefixes import RecentPrefixes
 
 SIZE = 4
 TOKENS = list(range(41))
@@ -100,6 +101,17 @@ def test_tokens_that_follow_do_not_change_what_is_remembered():
         manager.free(seq_id)
         assert ask(manager, TOKENS) == 40
         assert ask(manager, [*TOKENS, *more]) == 60 // 8 * 8
+
+
+def test_a_look_at_a_prompt_that_waits_neither_counts_its_blocks_nor_remembers_it_again(monkeypatch):
+    manager = manager_of()
+    serve(manager, 1, TOKENS)
+    manager.free(1)
+    counted, remembered, count = [], [], prefix_lookup.leading_hits
+    monkeypatch.setattr(prefix_lookup, "leading_hits", lambda hits: counted.append(len(hits)) or count(hits))
+    monkeypatch.setattr(RecentPrefixes, "remember", lambda *args: remembered.append(args))
+    assert [ask(manager, TOKENS) for _ in range(9)] == [40] * 9
+    assert counted == [10] and not remembered
 
 
 def test_a_prompt_that_waits_is_matched_again_only_after_a_block_of_its_own_came_or_went(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jpaged.memory.allocator import BlockAllocator
@@ -47,7 +47,7 @@ class _Match(NamedTuple):
     kept: int
 
 
-def _copies(chains: dict[int, HashChain]) -> dict[int, HashChain]:
+def _copies(chains: Mapping[int, HashChain]) -> dict[int, HashChain]:
     return {key: chain.copy() for key, chain in chains.items()}
 
 
@@ -115,13 +115,34 @@ class PrefixLookup:
         if length:
             return length
         match = self._match(sequence, token_ids, limit, spans, known, is_named=named is not None)
-        length, found = match.length, match.found
         self._named.append(_NamedPrompt(known, _copies(sequence.chains)))
-        sequence.request.parts_at = max(length, match.kept)
+        self._attach_match(sequence, match, spans)
+        return match.length
+
+    def attach_named(
+        self,
+        sequence: BlockTables,
+        chains: Mapping[int, HashChain],
+        token_ids: Sequence[int],
+        limit: int,
+        spans: Sequence[TokenSpan],
+    ) -> int:
+        """Do what `attach` does with the hash chains of a prompt that begins with the same `limit` tokens: none of
+        these is hashed again."""
+        sequence.chains = _copies(chains)
+        for chain in sequence.chains.values():
+            chain.truncate(limit // chain.block_size)
+        length, found = self._cache.match(sequence, token_ids, limit, spans)
+        self._attach_match(sequence, _Match((), sequence.request.groups, length, found, self._kept_of(found)), spans)
+        return length
+
+    def _attach_match(self, sequence: BlockTables, match: _Match, spans: Sequence[TokenSpan]) -> None:
+        """Attach what the pool has of a prompt, after the policies are fixed."""
+        request, length = sequence.request, match.length
+        request.parts_at = max(length, match.kept)
         self._fix_policies(sequence, length, spans)
         if length:
-            self._updater.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
-        return length
+            self._updater.attach(sequence, prefix_tables(request.groups, match.found, length), length)
 
     def _match(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 
 class PageOrder:
@@ -17,7 +17,7 @@ class PageOrder:
         self._order: dict[int, OrderedDict[int, None]] = {}  # by level, the least recently needed first
         self._level: dict[int, int] = {}
         self._until: dict[int, float] = {}  # of pages whose level ends
-        self._ends: list[tuple[float, int]] = []
+        self._ends: list[tuple[float, int]] = []  # with stale entries: of pages removed, or kept longer
 
     def level(self, page: int) -> int:
         """Return the level of a page."""
@@ -34,6 +34,9 @@ class PageOrder:
             self._until[page] = until
             if until < math.inf:
                 heappush(self._ends, (until, page))
+            if len(self._ends) > 2 * len(self._until) + 64:
+                self._ends = [(end, each) for each, end in self._until.items() if end < math.inf]
+                heapify(self._ends)
 
     def touch(self, page: int) -> None:
         """Note that a page is needed now."""

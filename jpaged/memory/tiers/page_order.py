@@ -62,3 +62,12 @@ class PageOrder:
     def first(self) -> int:
         """Return the page that is dropped first."""
         return next(iter(self._order[min(self._order)]))
+
+    def first_above(self, level: int) -> int | None:
+        """Return the page that is dropped first of those of a higher level; None = there is none."""
+        above = [mine for mine in self._order if mine > level]
+        return next(iter(self._order[min(above)])) if above else None
+
+    def num_up_to(self, level: int) -> int:
+        """Return how many pages have this level or a lower one."""
+        return sum(len(pages) for mine, pages in self._order.items() if mine <= level)

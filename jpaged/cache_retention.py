@@ -21,7 +21,7 @@ class RetentionDirective(NamedTuple):
         start, end: positions of the first token and after the last; None = to the end of the answer.
         priority: 0 to 100; blocks of a lower one are evicted first.
         duration: seconds from the end of the last request that held the tokens until the priority is the default
-            again; None = it stays.
+            again; None = it stays. In a tier blocks of the default priority can always get an eighth of the pages.
     """
 
     start: int

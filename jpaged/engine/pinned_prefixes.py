@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Protocol
 
 from jpaged.engine.replica import Replica
 from jpaged.memory import TokenSpan
+from jpaged.memory.hash_chain import HashChain, last_end
 from jpaged.scheduling import Request, Status
 from jpaged.scheduling.restart import copy_unstarted
 
@@ -42,7 +42,7 @@ class Pin:
         seconds: how long it stays once every replica holds it; None = until it is unpinned.
         expires: when its time is over, on the clock of `PinnedPrefixes`.
         held: whether every replica has held it, so that its caller was answered.
-        content: names the replica and tokens of a breakpoint's.
+        content: names the replica and whole blocks of a breakpoint's.
         most_share: largest part of a pool's large pages that all pins may take once this one is among them.
     """
 
@@ -171,23 +171,29 @@ class PinnedPrefixes:
         them together have `BREAKPOINTS_SHARE` of a pool, which the newest take.
         """
         self.expire()
+        if request.retention is None or not request.retention.breakpoints:
+            return
         number, name = self._replicas.index(replica), replica.scheduler.prefix_name(request)
-        for position, seconds in request.retention.breakpoints if request.retention is not None else ():
-            tokens = request.prompt_token_ids[:position]
-            spans = [span for span in name.spans if span.stop <= len(tokens)]
-            content = blake2b(repr((number, name.salt, spans, tokens)).encode(), digest_size=16).digest()
+        memory, prompt, spans = replica.memory, request.prompt_token_ids, name.spans
+        # A prompt can be long and have many breakpoints, and the device waits: the request has named its blocks.
+        chains = memory.chains(request.sequences[0].seq_id, prompt, salt=name.salt, spans=spans)
+        for position, seconds in request.retention.breakpoints:
+            length = last_end(min(position, len(prompt)), spans, memory.layout.prefix_step)
+            if not length:
+                continue
+            content = number.to_bytes(4, "little") + memory.prefix_name(chains, length)
             seq_id = next((key for key, pin in self._pins.items() if pin.content == content), None)
             if seq_id is not None:
                 pin = self._pins.pop(seq_id)
             else:
                 seq_id, pin = max([FIRST_BREAKPOINT, *self._pins]) + 1, Pin(None, held=True, content=content)
-                if self._hold(replica, seq_id, tokens, name.salt, spans) is not None:
+                if self._hold(replica, seq_id, prompt[:length], name.salt, spans, chains) is not None:
                     continue
             self._pins[seq_id] = pin  # the newest is the last
             pin.seconds = seconds
             self._end_at(pin, max(seconds, pin.expires - self._clock() if pin.expires < math.inf else 0.0))
-            most = BREAKPOINTS_SHARE * replica.memory.layout.num_pages
-            while replica.memory.parts.pinned.num_pages > most and self._drop_oldest(replica):
+            most = BREAKPOINTS_SHARE * memory.layout.num_pages
+            while memory.parts.pinned.num_pages > most and self._drop_oldest(replica):
                 pass
 
     def drop_breakpoints(self, replica: Replica) -> bool:
@@ -306,7 +312,7 @@ class PinnedPrefixes:
     def _keep(self, replica: Replica, seq_id: int, request: Request) -> str | None:
         name, pin = replica.scheduler.prefix_name(request), self._pins[seq_id]
         share = 1.0 if pin.held else pin.most_share  # one that was held is not refused after a rebuild
-        return self._hold(replica, seq_id, request.prompt_token_ids, name.salt, name.spans, share)
+        return self._hold(replica, seq_id, request.prompt_token_ids, name.salt, name.spans, most_share=share)
 
     def _hold(
         self,
@@ -315,12 +321,13 @@ class PinnedPrefixes:
         tokens: Sequence[int],
         salt: Hashable,
         spans: Sequence[TokenSpan],
+        chains: Mapping[int, HashChain] | None = None,
         most_share: float = 1.0,
     ) -> str | None:
         """Pin a cached prefix; return None, or why that is not done: "" = some of it is not cached."""
         try:
             with self._change(refusal=ValueError):
-                if not replica.pins.pin(seq_id, tokens, salt, spans):
+                if not replica.pins.pin(seq_id, tokens, salt, spans, chains):
                     return ""
         except ValueError as error:
             return str(error)

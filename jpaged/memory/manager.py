@@ -23,7 +23,7 @@ from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.event_log import EventLog, MediumEvents
 from jpaged.memory.eviction_listener import EvictionListener
-from jpaged.memory.hash_chain import Link, TokenSpan
+from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
 from jpaged.memory.layout import PoolLayout
 from jpaged.memory.map_tracker import MapTracker
 from jpaged.memory.memory_map import MemoryMap
@@ -325,6 +325,7 @@ class MemoryManager:
         spans: Sequence[TokenSpan] = (),
         max_tokens: int | None = None,
         from_tiers: bool = False,
+        chains: Mapping[int, HashChain] | None = None,
     ) -> int:
         """Attach the cached blocks of the longest prefix of `token_ids` that is valid for every group.
 
@@ -337,6 +338,8 @@ class MemoryManager:
             max_tokens: upper bound on the hit.
             from_tiers: whether blocks that were read from tiers for the request count as cached. They take blocks of
                 the pool, which have to be filled before the step's chunks run.
+            chains: names of a prompt's blocks that begins with the same tokens, salt and spans, see `chains`; None =
+                they are computed.
 
         Returns:
             Cached tokens: a multiple of every block size, at most ``len(token_ids) - 1``, so that the last
@@ -351,7 +354,36 @@ class MemoryManager:
         if not self.prefix_caching:
             return 0
         limit = len(token_ids) - 1 if max_tokens is None else min(len(token_ids) - 1, max_tokens)
+        if chains is not None:
+            return self._lookup.attach_named(sequence, chains, token_ids, max(limit, 0), spans)
         return self._lookup.attach(sequence, token_ids, max(limit, 0), salt=salt, spans=spans, from_tiers=from_tiers)
+
+    def chains(
+        self, seq_id: int, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()
+    ) -> dict[int, HashChain]:
+        """Return the names of a prompt's blocks, for `match_prefix` and `prefix_name`: those of a sequence that has the
+        prompt, where it still has blocks, and else computed ones."""
+        made, sequence = self._cache.chains(salt, spans), self._sequences.get(seq_id)
+        if sequence is not None and all(sequence.chains[key].root == chain.root for key, chain in made.items()):
+            made = {key: chain.copy() for key, chain in sequence.chains.items()}  # of the present weights
+        for g, (policy, size) in enumerate(self._groups):
+            if policy.names_tokens:
+                self._cache.links(made, g, token_ids, len(token_ids) // size)
+        return made
+
+    def prefix_name(self, chains: Mapping[int, HashChain], num_tokens: int) -> bytes:
+        """Return a name of the first `num_tokens` tokens of a prompt, a multiple of the layout's `prefix_step`."""
+        size = max(chains)
+        return chains[size].links[num_tokens // size - 1].digest
+
+    def admitted(self, seq_id: int) -> None:
+        """Learn from the request of a sequence that has its prefix and begins to run: which prefixes come again, and
+        where prompts part.
+
+        `match_prefix` alone teaches nothing, as a request that waits for room is matched in every step. A request is
+        learnt from once, however often this is called.
+        """
+        self._lookup.learn(self._sequences[seq_id])
 
     def leave_less(self, seq_id: int, leaves: Leaves = Leaves.LESS) -> bool:
         """Make a sequence that has its cached prefix and nothing else leave no more than `leaves` for later requests;

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from jpaged.memory.capacity import Lifetime
-from jpaged.memory.hash_chain import TokenSpan, last_end
+from jpaged.memory.hash_chain import HashChain, TokenSpan, last_end
 from jpaged.memory.manager import MemoryManager
 
 
@@ -52,12 +52,18 @@ class PinnedSequences:
         return length
 
     def pin(
-        self, seq_id: int, token_ids: Sequence[int], salt: Hashable = None, spans: Sequence[TokenSpan] = ()
+        self,
+        seq_id: int,
+        token_ids: Sequence[int],
+        salt: Hashable = None,
+        spans: Sequence[TokenSpan] = (),
+        chains: Mapping[int, HashChain] | None = None,
     ) -> bool:
         """Hold the blocks of a prefix under a new sequence id; return False, holding nothing, when some are not cached.
 
         Args:
             spans: tokens that stand for images, in order.
+            chains: see `MemoryManager.match_prefix`.
 
         Raises:
             ValueError: `length` refuses the prefix, or the rest of the pool would be too small.
@@ -65,7 +71,8 @@ class PinnedSequences:
         memory, length = self._memory, self.length(len(token_ids), spans)
         memory.add(seq_id, -1 - seq_id)
         # One more token, as the last token of a prefix hit is always left to be computed.
-        if memory.match_prefix(seq_id, [*token_ids[:length], 0], salt=salt, spans=spans) < length:
+        prompt = [*token_ids[:length], 0]
+        if memory.match_prefix(seq_id, prompt, salt=salt, spans=spans, chains=chains) < length:
             memory.free(seq_id)
             return False
         memory.pin(seq_id)

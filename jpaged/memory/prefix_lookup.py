@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jpaged.memory.allocator import BlockAllocator
@@ -37,26 +37,30 @@ class _Match(NamedTuple):
     Attributes:
         known, groups: the values that it follows from.
         length, found: see `PrefixCache.match`.
+        kept: leading tokens that are cached of the layers that release nothing.
     """
 
     known: tuple[Any, ...]
     groups: Sequence[tuple[Policy, int]]
     length: int
     found: list[list[int | None]]
+    kept: int
 
 
-def _copies(chains: dict[int, HashChain]) -> dict[int, HashChain]:
+def _copies(chains: Mapping[int, HashChain]) -> dict[int, HashChain]:
     return {key: chain.copy() for key, chain in chains.items()}
 
 
 class PrefixLookup:
     """Finds and attaches the longest prefix of a prompt that is cached, see `MemoryManager.match_prefix`.
 
+    Looking teaches nothing: a request that waits for room is looked up in every step. `learn` is for one that runs.
+
     Args:
         groups: policy and block size (tokens) of each layer group.
         allocator, cache, updater: the blocks, their contents and their owners.
         step: learns which blocks are filled from a tier.
-        recent: hears of each prompt that begins; None = nothing needs it.
+        recent: hears of each prompt that runs; None = nothing needs it.
         predicted: chooses which of its blocks to protect; None = none.
         checkpoints: learns where requests part; None = no layers keep states.
         prefix_step: number of tokens of which every prefix is a multiple.
@@ -100,20 +104,45 @@ class PrefixLookup:
         spans: Sequence[TokenSpan],
         from_tiers: bool,
     ) -> int:
-        """Attach at most `limit` tokens to a sequence without blocks, which keeps to `token_ids`; return how many."""
+        """Attach at most `limit` cached tokens to a sequence without blocks, which keeps to `token_ids`, and fix its
+        policies; return how many tokens."""
         known = (self._cache.generation, repr(salt), tuple(spans), limit, tuple(token_ids))
-        chains = self._chains_of(known)
-        sequence.chains = chains or self._cache.chains(salt, spans)
+        named = self._take_named(known)
+        if named is not None:
+            known = named.known  # the same object from here on: `_match` compares no long prompt again
+        sequence.chains = self._cache.chains(salt, spans) if named is None else named.chains
         length = self._attach_from_tiers(sequence, token_ids, limit, spans) if from_tiers else 0
         if length:
             return length
-        length, found = self._match(sequence, token_ids, limit, spans, known, is_named=chains is not None)
+        match = self._match(sequence, token_ids, limit, spans, known, is_named=named is not None)
         self._named.append(_NamedPrompt(known, _copies(sequence.chains)))
-        sequence.request.parts_at = max(length, self._kept_of(found))
-        self._begin(sequence, length, spans)
-        if length:
-            self._updater.attach(sequence, prefix_tables(sequence.request.groups, found, length), length)
+        self._attach_match(sequence, match, spans)
+        return match.length
+
+    def attach_named(
+        self,
+        sequence: BlockTables,
+        chains: Mapping[int, HashChain],
+        token_ids: Sequence[int],
+        limit: int,
+        spans: Sequence[TokenSpan],
+    ) -> int:
+        """Do what `attach` does with the hash chains of a prompt that begins with the same `limit` tokens: none of
+        these is hashed again."""
+        sequence.chains = _copies(chains)
+        for chain in sequence.chains.values():
+            chain.truncate(limit // chain.block_size)
+        length, found = self._cache.match(sequence, token_ids, limit, spans)
+        self._attach_match(sequence, _Match((), sequence.request.groups, length, found, self._kept_of(found)), spans)
         return length
+
+    def _attach_match(self, sequence: BlockTables, match: _Match, spans: Sequence[TokenSpan]) -> None:
+        """Attach what the pool has of a prompt, after the policies are fixed."""
+        request, length = sequence.request, match.length
+        request.parts_at = max(length, match.kept)
+        self._fix_policies(sequence, length, spans)
+        if length:
+            self._updater.attach(sequence, prefix_tables(request.groups, match.found, length), length)
 
     def _match(
         self,
@@ -124,8 +153,8 @@ class PrefixLookup:
         known: tuple[Any, ...],
         *,
         is_named: bool,
-    ) -> tuple[int, list[list[int | None]]]:
-        """Return what `PrefixCache.match` does. A prompt that waits for room is matched again only after a block of its
+    ) -> _Match:
+        """Return what the pool has of a prompt. A prompt that waits for room is matched again only after a block of its
         own came or went.
 
         Args:
@@ -134,16 +163,17 @@ class PrefixLookup:
         matched, groups = self._matched, sequence.request.groups
         is_same = is_named and matched is not None and matched.known == known and matched.groups == groups
         if is_same and matched is not None and not self._cache.tracked_changed:
-            return matched.length, matched.found
+            return matched
         length, found = self._cache.match(sequence, token_ids, limit, spans)
+        match = _Match(known, list(groups), length, found, self._kept_of(found))
         if is_same:
             self._cache.tracked_changed = False
         elif is_named:
             links = (link for chain in sequence.chains.values() for link in chain.links)
             self._cache.track(frozenset(link.digest for link in links))
         if is_named:
-            self._matched = _Match(known, list(groups), length, found)
-        return length, found
+            self._matched = match
+        return match
 
     def adopt(
         self, sequence: BlockTables, token_ids: Sequence[int], places: Sequence[Sequence[int]], salt: Hashable
@@ -152,7 +182,7 @@ class PrefixLookup:
         length = len(token_ids)
         sequence.chains = self._cache.chains(salt)
         _, found = self._cache.match(sequence, token_ids, length)
-        self._begin(sequence, length, ())
+        self._fix_policies(sequence, length, ())
         active = [
             [i for run in policy.active_blocks(length, size) for i in run] for policy, size in sequence.request.groups
         ]
@@ -176,12 +206,12 @@ class PrefixLookup:
             return 0
         return min((leading_hits([block is not None for block in found[g]]) * size for g, size in groups), default=0)
 
-    def _chains_of(self, known: tuple[Any, ...]) -> dict[int, HashChain] | None:
-        """Take the hash chains of a prompt out of the memory of recent lookups; None where they are not in it."""
-        for named in self._named:
+    def _take_named(self, known: tuple[Any, ...]) -> _NamedPrompt | None:
+        """Take a prompt out of the memory of recent lookups; None where it is not in it."""
+        for place, named in enumerate(self._named):
             if named.known == known:
-                self._named.remove(named)
-                return named.chains
+                del self._named[place]
+                return named
         return None
 
     def _attach_from_tiers(
@@ -203,7 +233,7 @@ class PrefixLookup:
             is_all = len(nearer) == len(staged)
             reached = length if is_all else self._cache.match(sequence, token_ids, limit, spans, nearer)[0]
             tokens[tier.name], cached = reached - cached, reached
-        self._begin(sequence, length, spans)
+        self._fix_policies(sequence, length, spans)
         attached = self._attach_contents(sequence, found, length)
         if attached is None:
             return 0
@@ -216,13 +246,21 @@ class PrefixLookup:
         sequence.request.tier_tokens = {name: number for name, number in tokens.items() if number}
         return length
 
-    def _begin(self, sequence: BlockTables, length: int, spans: Sequence[TokenSpan]) -> None:
+    def learn(self, sequence: BlockTables) -> None:
+        """Learn from the request of a sequence that `attach` was called for and that now runs; once a request."""
+        request = sequence.request
+        if self._recent is None or request.begun is None or (shared := self._recent.arrived(sequence)) is None:
+            return
+        if self._checkpoints is not None and shared.tokens:
+            self._checkpoints.arrived(shared.tokens, goes_on=shared.goes_on)
+        if self._predicted is not None:
+            self._predicted.lost.requested(request.request_id, request.begun[0])
+
+    def _fix_policies(self, sequence: BlockTables, length: int, spans: Sequence[TokenSpan]) -> None:
         """Fix the policies and predictions of a sequence that begins with a cached prefix of `length` tokens."""
-        shared = 0 if self._recent is None else self._recent.arrived(sequence)
+        shared, goes_on = (0, False) if self._recent is None else self._recent.look(sequence)
         request, seen = sequence.request, self._checkpoints
-        if seen is not None and self._recent is not None and shared:
-            goes_on = self._recent.goes_on(request.request_id)
-            seen.arrived(shared, goes_on=goes_on)
+        if seen is not None and shared:
             request.junction = 0 if goes_on or shared < seen.interval else shared
         elif seen is not None and not seen.goes_on and request.prompt_tokens is not None:
             # The first of its kind: the next one may be another question about the same document.
@@ -231,7 +269,6 @@ class PrefixLookup:
         ends = request.known_ends(self._prefix_step, spans, parts=seen is not None and seen.parts)
         request.begin(length, shared, ends, goes_on=seen is not None and seen.goes_on)
         if self._predicted is not None:
-            self._predicted.lost.requested(sequence.request.request_id, length)
             self._predicted.predict(sequence, shared)
 
     def _attach_contents(

@@ -148,8 +148,9 @@ class PredictedPrefixes:
     def ended(self, sequence: BlockTables) -> None:
         """Note the size of a sequence that was freed, after `RecentPrefixes.ended`."""
         entry = self._recent.entries.get(sequence.request.request_id)
-        if entry is not None:
-            entry.num_bytes = self._num_bytes(sequence, max(1, len(entry.digests)))
+        num_bytes = 0 if entry is None else self._num_bytes(sequence, max(1, len(entry.digests)))
+        if entry is not None and num_bytes != entry.num_bytes:  # equal: it was preempted and only tried to come back
+            entry.num_bytes = num_bytes
             # Choosing looks at all entries: where there are many it is done the more seldom, so that an end costs the
             # same on the average however many run at once.
             self._ends += 1

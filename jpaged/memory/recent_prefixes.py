@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jpaged.memory.block_tables import BlockTables
 from jpaged.memory.layout import PoolLayout
@@ -29,6 +30,18 @@ class Recent:
     num_prompt: int
     shared: int
     num_bytes: int = 0
+
+
+class Shared(NamedTuple):
+    """Says what a request begins with that other recent requests began with.
+
+    Attributes:
+        tokens: how many leading tokens.
+        goes_on: whether they hold the whole prompt of one of these.
+    """
+
+    tokens: int
+    goes_on: bool
 
 
 class RecentPrefixes:
@@ -59,22 +72,31 @@ class RecentPrefixes:
             group.num_blocks * group.spec.policy.entries_apart(group.spec.block_size) for group in layout.groups
         )
 
-    def arrived(self, sequence: BlockTables) -> int:
-        """Note a sequence that is about to run, whose prompt is in its hash chains, and return how many leading tokens
-        it shares with an earlier recent request."""
-        request_id = sequence.request.request_id
-        self._forget(request_id)
-        digests = self._digests(sequence)
-        # A request that has a prefix has all shorter ones: bisect for the first that no request has.
-        shared = bisect_left(digests, True, key=lambda digest: self._uses[digest] == 0)
-        self.remember(request_id, Recent(digests, len(digests), shared))
-        return shared * self._step
+    def look(self, sequence: BlockTables) -> Shared:
+        """Return what a sequence, whose prompt is in its hash chains, shares with other recent requests; nothing is
+        noted."""
+        digests, own = self._digests(sequence), self.entries.get(sequence.request.request_id)
+        mine, prompt = ([], 0) if own is None else (own.digests, own.num_prompt)
 
-    def goes_on(self, request_id: int) -> bool:
-        """Tell whether a request that arrived begins with another one's whole prompt."""
-        entry = self.entries[request_id]
-        own = {entry.digests[entry.num_prompt - 1]} if entry.num_prompt else set()
-        return any(self._ends[digest] > (digest in own) for digest in entry.digests[: entry.shared])
+        def is_new(place: int) -> bool:
+            return self._uses[digests[place]] == (digests[place : place + 1] == mine[place : place + 1])
+
+        # A request that has a prefix has all shorter ones: bisect for the first that no other request has.
+        shared = bisect_left(range(len(digests)), True, key=is_new)
+        ends = {mine[prompt - 1]} if prompt else set()
+        return Shared(shared * self._step, any(self._ends[digest] > (digest in ends) for digest in digests[:shared]))
+
+    def arrived(self, sequence: BlockTables) -> Shared | None:
+        """Note a request that begins to run and return what it shares; None where it is known, as one that was
+        preempted is."""
+        request_id = sequence.request.request_id
+        known = self.entries.get(request_id)
+        if known is not None:
+            known.num_bytes = 0
+            return None
+        shared, digests = self.look(sequence), self._digests(sequence)
+        self.remember(request_id, Recent(digests, len(digests), shared.tokens // self._step))
+        return shared
 
     def ended(self, sequence: BlockTables) -> None:
         """Note the generated tokens of a sequence that was freed: they may be in the next request's prompt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from jpaged.cache_retention import DEFAULT_PRIORITY, CacheRetention
@@ -23,7 +23,7 @@ class Retention:
     def __init__(self, num_groups: int, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._kept: list[dict[bytes, tuple[int, float]]] = [{} for _ in range(num_groups)]  # level and end
-        self._ends: list[tuple[float, int, bytes]] = []
+        self._ends: list[tuple[float, int, bytes]] = []  # with stale entries: of contents forgotten, or kept longer
 
     def __bool__(self) -> bool:
         return any(self._kept)
@@ -37,9 +37,7 @@ class Retention:
         on the same level."""
         end = math.inf if seconds is None else self._clock() + seconds
         if (level, end) > self._kept[g].get(name, (-math.inf, 0.0)):
-            self._kept[g][name] = level, end
-            if end < math.inf:
-                heappush(self._ends, (end, g, name))
+            self.put(g, name, (level, end))
 
     def level(self, g: int, name: bytes) -> int:
         """Return the level of a content; 0 = it has the default priority."""
@@ -53,6 +51,14 @@ class Retention:
     def put(self, g: int, name: bytes, kept: tuple[int, float]) -> None:
         """Give a content a level again that `get` returned."""
         self._kept[g][name] = kept
+        if kept[1] == math.inf:
+            return
+        heappush(self._ends, (kept[1], g, name))
+        if len(self._ends) > 2 * sum(map(len, self._kept)) + 64:
+            self._ends = [
+                (end, g, name) for g, each in enumerate(self._kept) for name, (_, end) in each.items() if end < math.inf
+            ]
+            heapify(self._ends)
 
     def forget(self, g: int, name: bytes) -> None:
         """Forget a content that was evicted."""

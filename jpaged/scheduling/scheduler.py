@@ -319,6 +319,7 @@ class Scheduler:
                 first.seq_id, len(request.prompt_token_ids), computes_all=request.computes_whole_prompt
             )
             request.tier_tokens = self.memory.tier_tokens(first.seq_id)
+        self.memory.admitted(first.seq_id)
         request.end_pause()
         if ahead is not None:
             ahead.admitted(request)

@@ -11,8 +11,10 @@ from unpaged import alone, hash_model
 
 from jpaged.cache_retention import read_retention
 from jpaged.engine.engine import Engine
+from jpaged.engine.pinned_prefixes import PinnedPrefixes
 from jpaged.engine.saved_state.load import _take_over_memory
 from jpaged.execution import StepResults
+from jpaged.memory.hash_chain import HashChain
 from jpaged.memory.saving import memory_data
 from jpaged.scheduling import Status
 
@@ -368,6 +370,27 @@ def test_a_breakpoint_pins_its_prefix_for_its_seconds_and_the_next_request_exten
     clock.now = 350.0
     engine.prefixes.expire()
     assert nothing_is_left(engine)
+
+
+def test_breakpoints_take_the_names_of_blocks_from_their_request(monkeypatch):
+    named, extend, keep = [], HashChain.extend, PinnedPrefixes.keep_breakpoints
+
+    def counted(chain, token_ids, num_blocks):
+        named[-1] += max(0, num_blocks - len(chain.links))
+        extend(chain, token_ids, num_blocks)
+
+    def watched(*args):
+        named.append(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(HashChain, "extend", counted)
+            keep(*args)
+
+    monkeypatch.setattr(PinnedPrefixes, "keep_breakpoints", watched)
+    engine, _ = timed_engine()
+    engine.add(request := asking(range(40), [(place, 60.0) for place in (3, 12, 13, 24, 40)]))
+    finish(engine, request)
+    assert named == [0] and pinned(engine, range(40)) == 40
+    assert len(engine.replicas[0].pins.seq_ids) == 3, "12 and 13 end in one block, and 3 in none"
 
 
 @pytest.mark.parametrize("what", ["lose the pool", "abort", "other weights"])

@@ -180,6 +180,7 @@ class Machine(RuleBasedStateMachine):
         assert all(hit % spec.policy.alignment(spec.block_size) == 0 for spec in self.groups)
         assert all(self.manager.free_blocks(g) <= n for g, n in enumerate(free)), "a hit frees nothing"
         life.computed = hit
+        self.manager.admitted(seq_id)
         self.check_next_query(seq_id)
 
     @precondition(lambda self: self.lives)

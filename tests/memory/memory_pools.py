@@ -21,7 +21,8 @@ def window_manager(num_pages: int = 20, window: int = 4, **options) -> MemoryMan
 
 
 def run(manager: MemoryManager, seq_id: int, tokens: list[int], start: int = 0) -> None:
-    """Compute `tokens` from position `start` in one step and commit them."""
+    """Admit a sequence, compute `tokens` from position `start` in one step and commit them."""
+    manager.admitted(seq_id)
     assert manager.allocate(seq_id, len(tokens), first_write=start) is not None
     manager.dispatched()
     manager.commit(seq_id, tokens, len(tokens))

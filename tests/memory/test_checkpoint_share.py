@@ -370,6 +370,7 @@ def test_a_state_is_named_by_the_tokens_that_it_has_consumed(load, num_pages, da
         marks = data.draw(st.lists(st.integers(1, len(prompt)), max_size=4))
         manager.add(seq_id, seq_id, prompt_tokens=len(prompt), marks=marks)
         start = manager.match_prefix(seq_id, prompt)
+        manager.admitted(seq_id)
         while start < len(said):
             stop = min(len(prompt), start + 32) if start < len(prompt) else start + 1
             copies = manager.allocate(seq_id, stop, first_write=start)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from memory_pools import counts, full_manager, serve, window_manager
 
-from jpaged.memory import Fit, Need, PinnedSequences
+from jpaged.memory import NO_BLOCK, Fit, Need, PinnedSequences
 
 TOKENS = list(range(100))
 
@@ -53,6 +55,28 @@ def test_every_group_keeps_what_prompts_that_go_on_will_read():
     manager.free(1)
     assert serve(manager, 2, TOKENS[:14]) == 12
     assert [group.pinned for group in manager.report().groups] == [6, 2]
+
+
+def test_prefixes_that_overlap_are_counted_as_their_tables_have_them_whichever_goes_first():
+    manager, rng = window_manager(60, window=4, prefix_caching=True), random.Random(0)
+    pins, held = PinnedSequences(manager, 4), []
+    for seq_id in range(40):
+        if held and rng.random() < 0.4:
+            pins.unpin(held.pop(rng.randrange(len(held))))
+        else:
+            tokens = [*TOKENS[: rng.randrange(2, 13)], *[seq_id] * rng.randrange(7)]
+            serve(manager, 1000, tokens)
+            chains = manager.chains(1000, tokens) if seq_id % 2 else None
+            assert pins.pin(seq_id, tokens, chains=chains)
+            manager.free(1000)
+            held.append(seq_id)
+        pinned, pages = manager.parts.pinned, 0
+        for g, size in enumerate(group.blocks_per_page for group in manager.layout.groups):
+            blocks = {block for each in held for block in manager.block_table(each, g)} - {NO_BLOCK}
+            assert manager.report().groups[g].pinned == len(blocks)
+            pages += len({block // size for block in blocks})
+        assert pinned.num_pages == pages and sorted(pinned.seq_ids) == sorted(held)
+    manager.check_invariants()
 
 
 def test_another_salt_pins_other_blocks():

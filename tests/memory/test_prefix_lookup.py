@@ -5,19 +5,41 @@ from __future__ import annotations
 import pytest
 from memory_pools import serve
 
-from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout, StateCheckpoints
+from jpaged.memory import FullAttention, GroupSpec, MemoryManager, PoolLayout, StateCheckpoints, prefix_lookup
 from jpaged.memory.hash_chain import HashChain
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_lookup import MOST_NAMED
+from jpaged.memory.recent_prefixes import RecentPrefixes
 
 SIZE = 4
 TOKENS = list(range(41))
 
 
-def manager_of(num_pages: int = 60) -> MemoryManager:
+def manager_of(num_pages: int = 60, **options) -> MemoryManager:
     policies = (FullAttention(), StateCheckpoints(8))
     specs = [GroupSpec(str(g), 8, 1, SIZE, policy) for g, policy in enumerate(policies)]
-    return MemoryManager(PoolLayout.plan(specs, 8 * num_pages), prefix_caching=True)
+    return MemoryManager(PoolLayout.plan(specs, 8 * num_pages), prefix_caching=True, **options)
+
+
+def test_a_prompt_teaches_once_when_it_is_admitted_and_not_while_it_waits():
+    manager = manager_of(prefix_eviction="predicted")
+    serve(manager, 1, TOKENS)
+    manager.free(1)
+    parts, limits = manager.parts, []
+    parts.predicted.choose_limit = lambda sequence: limits.append(0) or 0
+    known = list(parts.recent.entries)
+    for _ in range(50):
+        assert ask(manager, [*TOKENS[:33], 99]) == 32
+    assert parts.checkpoints.seen == [0, 0] and list(parts.recent.entries) == known and limits == []
+    for _ in range(2):  # as if it were preempted in between
+        manager.add(0, 0)
+        manager.match_prefix(0, [*TOKENS[:33], 99])
+        manager.admitted(0)
+        manager.admitted(0)
+        manager.free(0)
+    assert parts.checkpoints.seen == [0, 1] and list(parts.recent.entries) == [*known, 0]
+    ask(manager, [*TOKENS[:33], 99])
+    assert len(limits) == 2, "it ended twice, and then only waited"
 
 
 @pytest.fixture
@@ -79,6 +101,17 @@ def test_tokens_that_follow_do_not_change_what_is_remembered():
         manager.free(seq_id)
         assert ask(manager, TOKENS) == 40
         assert ask(manager, [*TOKENS, *more]) == 60 // 8 * 8
+
+
+def test_a_look_at_a_prompt_that_waits_neither_counts_its_blocks_nor_remembers_it_again(monkeypatch):
+    manager = manager_of()
+    serve(manager, 1, TOKENS)
+    manager.free(1)
+    counted, remembered, count = [], [], prefix_lookup.leading_hits
+    monkeypatch.setattr(prefix_lookup, "leading_hits", lambda hits: counted.append(len(hits)) or count(hits))
+    monkeypatch.setattr(RecentPrefixes, "remember", lambda *args: remembered.append(args))
+    assert [ask(manager, TOKENS) for _ in range(9)] == [40] * 9
+    assert counted == [10] and not remembered
 
 
 def test_a_prompt_that_waits_is_matched_again_only_after_a_block_of_its_own_came_or_went(monkeypatch):

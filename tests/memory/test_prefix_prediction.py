@@ -131,6 +131,7 @@ def test_what_a_request_generated_counts_for_the_next_turn():
     first = list(range(8))
     manager.add(0, 0)
     manager.match_prefix(0, first)
+    manager.admitted(0)
     manager.allocate(0, 16, first_write=0)
     manager.commit(0, list(range(16)), 16)
     manager.free(0)
@@ -144,6 +145,7 @@ def test_a_window_protects_what_lies_before_the_end_of_the_prefix():
     for i in range(2):
         manager.add(i, i)
         hit = manager.match_prefix(i, [*SYSTEM, *[i] * 8])
+        manager.admitted(i)
         for length in range(hit + 2, 18, 2):
             assert manager.allocate(i, length, first_write=length - 2) is not None
             manager.commit(i, [*SYSTEM, *[i] * 8], length)
@@ -294,6 +296,7 @@ def test_what_another_request_is_still_computing_is_not_lost():
     manager = predicting_manager(10)
     manager.add(0, 0)
     manager.match_prefix(0, prompt(0, 4))
+    manager.admitted(0)
     assert ask(manager, 1, prompt(0, 4)) == 0
     assert bound(manager) == bound(predicting_manager(10))
 

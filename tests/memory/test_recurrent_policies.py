@@ -304,6 +304,7 @@ def test_an_earlier_requests_prefill_serves_a_later_one_up_to_its_last_end():
     manager = hybrid()
     manager.add(0, 0)
     manager.match_prefix(0, TOKENS[:30])
+    manager.admitted(0)
     assert [manager.prefix_to_come(0, length) for length in (12, 16, 28)] == [0, 16, 16]
     manager.add(1, 1)
     manager.match_prefix(1, TOKENS[:30])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_pools import full_manager, run, window_manager
 
 from jpaged.cache_retention import DEFAULT_PRIORITY, read_retention
+from jpaged.memory.retention import Retention
 from jpaged.memory.saving import memory_data
 from jpaged.memory.saving.saved_memory import load_memory
+from jpaged.memory.tiers.page_order import PageOrder
 
 
 class Clock:
@@ -35,6 +39,27 @@ def cached(manager, seq_id: int, tokens: list[int], retention=None, **match_opti
 
 def found(manager, tokens: list[int], **options) -> int:
     return manager.cached_prefix([*tokens, -1], **options)
+
+
+def test_ends_that_move_on_take_no_more_room_than_contents_and_come_in_order():
+    clock, names = Clock(), [b"%d" % number for number in range(8)]
+    retention = Retention(2, clock)
+    order = PageOrder()
+    for number in range(8):
+        order.add(number, 5)
+    tracemalloc.start()
+    for clock.now in range(2000):
+        for number, name in enumerate(names):
+            retention.note(number % 2, name, 10, 100.0 + number)
+            order.extend(number, clock.now + 100.0 + number)
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_bytes < 100_000, "an entry of each time would be 32,000 of them"
+    for clock.now in range(2098, 2110):
+        order.end_levels(clock.now)
+        ended = [name for number, name in enumerate(names) if 1999 + 100 + number == clock.now]
+        assert [name for _, name in retention.take_ended()] == ended
+        assert [order.level(number) for number in range(8)] == [5 * (2099 + number > clock.now) for number in range(8)]
 
 
 def test_blocks_of_a_higher_priority_stay_although_they_were_needed_before():

@@ -73,11 +73,28 @@ def test_pages_of_a_low_priority_are_dropped_first_and_of_a_high_one_last():
     assert found(index, *range(12)) == [0, 1, 8, 9, 10, 11]
 
 
-def test_a_block_takes_no_place_of_a_higher_priority():
+def test_a_block_below_the_default_takes_no_place_of_a_higher_priority():
     index = TierIndex([2], 4, 1)
-    assert index.put(0, link(0), 1) is not None and index.put(0, link(1)) is None
-    assert index.put(0, link(2), 1) is not None and index.put(0, link(3), 1) is not None
+    assert index.put(0, link(0), -1) is not None and index.put(0, link(1), -2) is None
+    assert index.put(0, link(2), -1) is not None and index.put(0, link(3), -1) is not None
     assert found(index, 0, 2, 3) == [3]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_eighth_of_a_tier_is_open_to_the_default_where_priorities_without_an_end_fill_it(restarted):
+    index = TierIndex([2], 4, 16)
+    high = [index.put(0, link(number), 5) for number in range(32)]
+    if restarted:
+        index = TierIndex([2], 4, 16)
+        index.load(high)
+    for number in range(32, 64):
+        assert index.put(0, link(number)) is not None
+        index.check()
+    assert found(index, *range(64)) == [*range(4, 32), *range(60, 64)], "the last two pages of the default"
+    for number in range(64, 96):
+        index.put(0, link(number), 5)
+    assert found(index, *range(32, 96)) == list(range(64, 96)), "a high priority takes them back first"
+    assert index.put(0, link(96)) is not None
 
 
 def test_a_priority_ends_with_the_latest_of_its_pages_blocks():

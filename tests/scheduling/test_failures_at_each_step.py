@@ -33,7 +33,7 @@ from jpaged.scheduling.inputs import asks_for
 PREFIX = [2, 7, 1, 8, 2, 8, 1, 8, 2]
 NUM_ROWS = 4
 
-SEQUENCES = "add match_prefix allocate commit dispatched fork free pack pin read_ahead"
+SEQUENCES = "add admitted match_prefix allocate commit dispatched fork free pack pin read_ahead"
 WHOLES = "hold release take_pending encoded"
 STEPS = {
     "": SEQUENCES,

@@ -13,6 +13,10 @@ from jpaged.memory.hash_chain import Link
 from jpaged.memory.tiers.page_order import PageOrder
 from jpaged.memory.tiers.tenant_blocks import TenantBlocks
 
+OPEN_PART = 8
+"""The tier over the pages that blocks can always get, from the default priority on. A higher one may have no end, and a
+tier full of such blocks would never take another, not even after a restart."""
+
 
 class StoredBlock(NamedTuple):
     """A block in a tier.
@@ -54,8 +58,8 @@ class TierIndex:
     """Maps content to its place in a store that is cut as the pool is: into large pages, each with blocks of one group.
 
     A page has blocks of one priority, and is filled from its beginning. When none is free, `PageOrder` says which is
-    dropped whole, so that blocks of all sizes share the store and no gap stays. A salt that has as much as it may loses
-    its own blocks, whose places are used again at once.
+    dropped whole, but for `OPEN_PART`, so that blocks of all sizes share the store and no gap stays. A salt that has as
+    much as it may loses its own blocks, whose places are used again at once.
 
     Args:
         block_bytes: size of a block, for each group; each divides `page_bytes`.
@@ -132,8 +136,8 @@ class TierIndex:
         self._tenants.touch(stored.place)
 
     def put(self, g: int, link: Link, level: int = 0, until: float = math.inf) -> StoredBlock | None:
-        """Give content a place, for which others of no higher priority may be forgotten; None where there is none, or
-        the digest has one. A read finds it after `sent`.
+        """Give content a place, for which others of no higher priority may be forgotten, and see `OPEN_PART`; None
+        where there is none, or the digest has one. A read finds it after `sent`.
 
         Args:
             level: its priority less the default.
@@ -244,7 +248,7 @@ class TierIndex:
 
     def _next_slot(self, g: int, level: int) -> tuple[int, int] | None:
         """Return a page and a slot of it for a block: in a hole, in the page that is filled, or in another one; None
-        where all pages have a higher priority."""
+        where there is no page for it."""
         holed = self._holed.get((g, level))
         while holed:
             if self._is_of(holed[-1], g, level) and (holes := self._pages[holed[-1]].holes):
@@ -282,10 +286,15 @@ class TierIndex:
             self._holed.setdefault((page.group, self._order.level(number)), []).append(number)
 
     def _take_page(self, g: int, level: int) -> int | None:
+        """Return a page without blocks; None where all have a higher priority and `OPEN_PART` gives none."""
         if len(self._pages) >= self.num_pages:
             number = self._order.first()
-            if self._order.level(number) > level:
-                return None
+            if self._order.level(number) >= level:
+                is_open = level >= 0 and self._order.num_up_to(level) < -(-self.num_pages // OPEN_PART)
+                higher = self._order.first_above(level) if is_open else None
+                if higher is None and self._order.level(number) > level:
+                    return None
+                number = number if higher is None else higher
             self._drop(number)
         elif self._free:
             number = self._free.pop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 
 class PageOrder:
@@ -17,7 +17,7 @@ class PageOrder:
         self._order: dict[int, OrderedDict[int, None]] = {}  # by level, the least recently needed first
         self._level: dict[int, int] = {}
         self._until: dict[int, float] = {}  # of pages whose level ends
-        self._ends: list[tuple[float, int]] = []
+        self._ends: list[tuple[float, int]] = []  # with stale entries: of pages removed, or kept longer
 
     def level(self, page: int) -> int:
         """Return the level of a page."""
@@ -34,6 +34,9 @@ class PageOrder:
             self._until[page] = until
             if until < math.inf:
                 heappush(self._ends, (until, page))
+            if len(self._ends) > 2 * len(self._until) + 64:
+                self._ends = [(end, each) for each, end in self._until.items() if end < math.inf]
+                heapify(self._ends)
 
     def touch(self, page: int) -> None:
         """Note that a page is needed now."""
@@ -59,3 +62,12 @@ class PageOrder:
     def first(self) -> int:
         """Return the page that is dropped first."""
         return next(iter(self._order[min(self._order)]))
+
+    def first_above(self, level: int) -> int | None:
+        """Return the page that is dropped first of those of a higher level; None = there is none."""
+        above = [mine for mine in self._order if mine > level]
+        return next(iter(self._order[min(above)])) if above else None
+
+    def num_up_to(self, level: int) -> int:
+        """Return how many pages have this level or a lower one."""
+        return sum(len(pages) for mine, pages in self._order.items() if mine <= level)

@@ -16,7 +16,14 @@ from jpaged.answers.format import AnswerFormat, Calls, Region, pieces_of
 from jpaged.answers.marks import Marks
 from jpaged.answers.notations import Json, Literals
 from jpaged.answers.value_rules import ANY, JSON_STYLE, literal_rules, tagged_rules
-from jpaged.json_schema import LENIENT, first_unfollowed, followable, followed_as_far_as_can_be, names_apart
+from jpaged.json_schema import (
+    LENIENT,
+    first_unfollowed,
+    followable,
+    followed_as_far_as_can_be,
+    names_apart,
+    with_definitions,
+)
 from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
 
 Thought = Literal["none", "may", "runs", "over"]
@@ -115,7 +122,7 @@ class AnswerGrammar:
         call = f"call{suffix}: {' '.join(made)}"
         if isinstance(calls.notation, Json):
             return [call, f"{arguments}: %json {json.dumps({**schema, 'x-guidance': options})}"]
-        rest = (arguments, schema, self.marks, options)
+        rest = (arguments, with_definitions(schema), self.marks, options)
         if isinstance(calls.notation, Literals):
             return [call, *literal_rules(calls.notation, *rest)]
         return [call, *tagged_rules(calls.notation, *rest)]

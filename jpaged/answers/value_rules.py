@@ -13,6 +13,7 @@ from typing import Any
 from jpaged.answers.marks import Marks
 from jpaged.answers.notations import Literals, Tagged
 from jpaged.answers.schema_types import listed_in, resolved
+from jpaged.json_schema import DEFINITIONS
 
 ANY = "/(.|\\n)*/"
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -28,7 +29,7 @@ class ValueRules:
 
     Args:
         name: prefix of the rules' names.
-        schema: the schema of the arguments.
+        schema: the schema of the arguments, whose references point at its definitions; see `with_definitions`.
         options: llguidance's options for schemas.
     """
 
@@ -38,7 +39,6 @@ class ValueRules:
         self._root = schema
         self._marks = marks
         self._options = options
-        self._shared: dict[tuple[int, int], str] = {}
 
     def new(self, rule: str, *, terminal: bool = False, lazy: bool = False) -> str:
         """Add a rule and return its name."""
@@ -50,7 +50,7 @@ class ValueRules:
     def json(self, schema: Any) -> str:
         """Return the rule of a value in JSON."""
         own = dict(schema) if isinstance(schema, Mapping) else {}
-        for keyword in ("$defs", "definitions"):
+        for keyword in DEFINITIONS:
             if isinstance(self._root.get(keyword), Mapping):
                 own[keyword] = self._root[keyword]
         return self.new(f"%json {json.dumps({**own, 'x-guidance': dict(self._options)})}")

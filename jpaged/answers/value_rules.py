@@ -7,6 +7,7 @@ as values that fit the schema.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,13 +16,24 @@ from jpaged.answers.notations import Literals, Tagged
 from jpaged.answers.schema_types import listed_in, resolved
 from jpaged.json_schema import DEFINITIONS
 
-ANY = "/(.|\\n)*/"
+_MORE = "(.|\\n)*"
+ANY = f"/{_MORE}/"
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python's json.dumps writes it, which is how the families were trained."""
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _DEEPEST = 8
 """Levels of values without a schema, and of references; deeper ones are of no use to a call."""
+_SPECIAL = re.compile(r"\\.|[/\n]", re.DOTALL)
+"""Escapes, and the characters that would end a regular expression in a Lark grammar."""
+_ENDED = re.compile(r"(?:[^\\]|\\.)*\$", re.DOTALL)
+"""Regular expressions whose last character is an anchor, not an escaped dollar sign."""
 _OF_STRINGS = ("pattern", "minLength", "maxLength", "format")
+
+
+def in_lark(regex: str) -> str:
+    """Return a regular expression as it stands between slashes in a Lark grammar."""
+    plain = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+    return _SPECIAL.sub(lambda match: plain.get(match[0], match[0]), regex)
 
 
 class ValueRules:
@@ -116,12 +128,9 @@ class ValueRules:
         if least or most is not None:
             made.append(f"/(.|\\n){{{least},{'' if most is None else most}}}/")
         if isinstance(pattern := schema.get("pattern"), str):
-            body = pattern.replace("/", "\\/").replace("\n", "\\n")
-            begin = "" if body.startswith("^") else "(.|\\n)*"
-            end = "" if body.endswith("$") and not body.endswith("\\$") else "(.|\\n)*"
-            made.append(
-                f"/{begin}({body.removeprefix('^').removesuffix('$') if not end else body.removeprefix('^')}){end}/"
-            )
+            is_ended = _ENDED.fullmatch(pattern) is not None
+            begin, end = "" if pattern.startswith("^") else _MORE, "" if is_ended else _MORE
+            made.append(f"/{begin}({in_lark(pattern.removeprefix('^')[: -1 if is_ended else None])}){end}/")
         return made
 
     def sequence(self, items: Sequence[tuple[str, bool]], separator: str) -> str:

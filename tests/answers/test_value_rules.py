@@ -45,3 +45,13 @@ def test_a_reference_to_any_part_of_the_schema_is_followed_within_a_value(refere
     properties = {"x": {"type": "array", "items": {"$ref": reference}}, "y": y}
     assert allows("qwen3_coder", None, fits, properties=properties)
     assert not allows("qwen3_coder", None, "[[]]", properties=properties)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "wrong"),
+    [(r"^\d{2}\/\d{2}$", "12/34", "12-34"), ("^a/b$", "a/b", r"a\/b"), (r"^a\\$", "a\\", "ab"), (r"a\$", "a$b", "ab")],
+)
+def test_a_pattern_may_have_slashes_and_anchors_with_and_without_a_backslash(pattern, fits, wrong):
+    argument = {"type": "string", "pattern": pattern}
+    assert allows("qwen3_coder", argument, fits)
+    assert not allows("qwen3_coder", argument, wrong)

@@ -23,6 +23,9 @@ JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separat
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _DEEPEST = 8
 """Levels of values without a schema, and of references; deeper ones are of no use to a call."""
+_MOST_BRANCHES = 10_000
+"""Schemas that a union may be of, those within others included."""
+_NOTHING = "/[^\\s\\S]/"
 _SPECIAL = re.compile(r"\\.|[/\n]", re.DOTALL)
 """Escapes, and the characters that would end a regular expression in a Lark grammar."""
 _ENDED = re.compile(r"(?:[^\\]|\\.)*\$", re.DOTALL)
@@ -71,22 +74,44 @@ class ValueRules:
         return resolved(schema, self._root)
 
     def branches(self, schema: Any) -> list[Any]:
-        """Return the schemas of which a value fits any: one for each type that is allowed."""
+        """Return the schemas of which a value fits any: one for each type that is allowed.
+
+        A union that is among its own branches adds nothing to itself.
+
+        Raises:
+            ValueError: there are more than `_MOST_BRANCHES`.
+        """
+        made: list[Any] = []
         schema = self.resolved(schema)
-        if not isinstance(schema, Mapping):
-            return [{"type": kind} for kind in _TYPES]
-        for keyword in ("anyOf", "oneOf"):
-            if isinstance(schema.get(keyword), list):
-                rest = {key: value for key, value in schema.items() if key not in (keyword, "title", "description")}
-                each = (self.resolved(one) for one in schema[keyword])
-                return [
-                    branch for one in each for branch in self.branches({**rest, **(one if one is not True else {})})
-                ]
-        if isinstance(schema.get("allOf"), list):
-            merged = {key: value for key, value in schema.items() if key != "allOf"}
-            for one in schema["allOf"]:
-                merged |= self.resolved(one) or {}
-            return self.branches(merged)
+        waiting: list[tuple[Any, frozenset[int]]] = [(schema, frozenset({id(schema)}))]
+        for _ in range(_MOST_BRANCHES):
+            if not waiting:
+                return made
+            one, around = waiting.pop()  # `around` are the schemas that were merged into it, by their Python ids
+            if not isinstance(one, Mapping):
+                made += [{"type": kind} for kind in _TYPES]
+                continue
+            keyword = next((each for each in ("anyOf", "oneOf", "allOf") if isinstance(one.get(each), list)), None)
+            if keyword is None:
+                made += self._of_types(one)
+                continue
+            parts = [part for each in one[keyword] if id(part := self.resolved(each)) not in around]
+            own = {id(part): part for part in parts if isinstance(part, Mapping)}
+            if keyword == "allOf":
+                merged = {key: value for key, value in one.items() if key != keyword}
+                for part in own.values():
+                    merged |= part
+                waiting.append((merged, around | own.keys()))
+                continue
+            rest = {key: value for key, value in one.items() if key not in (keyword, "title", "description")}
+            for part in reversed(parts):
+                if part is not False:
+                    more = own.get(id(part), {})
+                    waiting.append(({**rest, **more}, around | {id(part)} if more else around))
+        raise ValueError(f"the parameters have a union of more than {_MOST_BRANCHES:,} schemas")
+
+    def _of_types(self, schema: Mapping[str, Any]) -> list[Any]:
+        """Return a schema without unions once for each of its types."""
         if "enum" in schema or "const" in schema:
             return [schema]
         given = schema.get("type")
@@ -157,7 +182,8 @@ def tagged_rules(
     trailing = ' "\\n"?' * (len(after) - len(inner))
 
     def argument(key: str, value: Any) -> str:
-        return made.new(" | ".join(_tagged(made, key, each) + trailing for each in made.branches(value)))
+        each = (_tagged(made, key, branch) + trailing for branch in made.branches(value))
+        return made.new(" | ".join(each) or _NOTHING)
 
     def _tagged(made: ValueRules, key: str, value: Mapping[str, Any]) -> str:
         def head(is_string: bool) -> str:
@@ -170,7 +196,7 @@ def tagged_rules(
                 f"{head(isinstance(one, str))} {made.exact((one if isinstance(one, str) else json.dumps(one)) + inner)}"
                 for one in listed
             )
-            return made.new(" | ".join(each))
+            return made.new(" | ".join(each) or _NOTHING)
         if value.get("type") == "string":
             return f"{head(True)} {made.text(value, inner)}"
         return f"{head(False)} {made.json(value)} {made.exact(inner)}"
@@ -235,9 +261,9 @@ def literal_rules(
             return known[at]
         if at is not None:
             known[at] = name = made.new("")  # filled in below: the value may hold itself
-        each = " | ".join(one for branch in made.branches(value) if (one := branch_rule(branch, depth)))
+        each = " | ".join(one for branch in made.branches(value) if (one := branch_rule(branch, depth))) or _NOTHING
         if at is None:
-            return made.new(each or "/[^\\s\\S]/")
+            return made.new(each)
         place = next(i for i, rule in enumerate(made.rules) if rule.startswith(f"{name}:"))
         made.rules[place] = f"{name}: {each}"
         return name

@@ -8,6 +8,7 @@ from renderings import tokenizer_of
 
 from jpaged.answers.bound import BoundFormat
 from jpaged.answers.rows import ANSWER_FORMATS
+from jpaged.answers.schema_types import types_of
 
 CALLS = {
     "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=x>\n{}\n</parameter>\n</function>\n</tool_call>",
@@ -55,3 +56,20 @@ def test_a_pattern_may_have_slashes_and_anchors_with_and_without_a_backslash(pat
     argument = {"type": "string", "pattern": pattern}
     assert allows("qwen3_coder", argument, fits)
     assert not allows("qwen3_coder", argument, wrong)
+
+
+@pytest.mark.parametrize("family", ["qwen3_coder", "pythonic", "gemma4"])
+def test_a_union_that_is_among_its_own_branches_adds_nothing_to_itself(family):
+    own = {"$ref": "#/$defs/x"}
+    union = {"anyOf": [own, {"anyOf": [own, own, {"type": "integer"}]}, {"type": "array", "items": own}]}
+    for fits in ("3", "[]", "[[3],4]" if family == "gemma4" else "[[3], 4]"):
+        assert allows(family, own, fits, **{"$defs": {"x": union}})
+    assert not allows(family, own, "true", **{"$defs": {"x": union}})
+    assert types_of(own, {"$defs": {"x": union}}) == {"integer", "array"}
+
+
+def test_a_union_of_too_many_schemas_is_refused():
+    own = {f"x{i}": {"anyOf": [{"$ref": f"#/$defs/x{i + 1}"}] * 2} for i in range(20)} | {"x20": {"type": "integer"}}
+    with pytest.raises(ValueError, match="a union of more than 10,000 schemas"):
+        allows("qwen3_coder", {"$ref": "#/$defs/x0"}, "1", **{"$defs": own})
+    assert types_of({"$ref": "#/$defs/x0"}, {"$defs": own}) == {"integer"}

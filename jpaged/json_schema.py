@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -22,6 +22,12 @@ VALUES = frozenset(("enum", "const", "default", "example", "examples"))
 """Keywords of a schema that hold values, not schemas."""
 NAMES = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 """Keywords whose objects have names for keys, not keywords."""
+DEFINITIONS = ("$defs", "definitions")
+"""Keywords whose objects have the schemas that references point at."""
+_OF_DEFINITION = re.compile(r"#/(?:\$defs|definitions)/[^/]+")
+"""References to definitions."""
+_OF_THE_WHOLE = frozenset((*DEFINITIONS, "x-guidance"))
+"""Keywords that a schema has only once, at its top."""
 _FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
@@ -193,8 +199,8 @@ def _needs_codes(part: Mapping[str, Any]) -> bool:
 def _close_references(root: dict[str, Any]) -> None:
     """Make references to what nothing satisfies schemas that nothing does: llguidance refuses the whole for such."""
     parts = [part for part, *_ in _parts(root)]
-    if any(isinstance(part.get(key), str) for part in parts[1:] for key in ("$id", "id", "$anchor")):
-        return  # references may be relative to these
+    if _has_bases(parts):
+        return
     aims = {id(part): pointed_at(root, part["$ref"]) for part in parts if isinstance(part.get("$ref"), str)}
     closed = _unsatisfied(aims)
     for part in parts:
@@ -282,8 +288,7 @@ def _flat(root: dict[str, Any]) -> dict[str, Any]:
     parts = list(_parts(root))
     aims = {id(part): pointed_at(root, part["$ref"]) for part, *_ in parts if isinstance(part.get("$ref"), str)}
     known = {id(part) for part, *_ in parts}
-    based = any(isinstance(part.get(key), str) for part, *_ in parts[1:] for key in ("$id", "id", "$anchor"))
-    if based or any(id(aim) not in known for aim in aims.values()):
+    if _has_bases([part for part, *_ in parts]) or any(id(aim) not in known for aim in aims.values()):
         raise ValueError(
             f"a schema with $id, or with references to values, nests {levels} levels deep, the limit is {MOST_NESTED}"
         )
@@ -306,6 +311,39 @@ def _flat(root: dict[str, Any]) -> dict[str, Any]:
     if (left := _levels(flat)) > MOST_NESTED:
         raise ValueError(f"a value in a schema nests {left} levels deep, the limit is {MOST_NESTED}")
     return flat
+
+
+def with_definitions(schema: dict[str, Any]) -> dict[str, Any]:
+    """Make the references in a schema point at its definitions, and return it.
+
+    A part that is cut out then needs the definitions alone. The whole is one of them where a part refers to it.
+    References that cannot be resolved stay.
+    """
+    parts = [part for part, *_ in _parts(schema)]
+    if _has_bases(parts):
+        return schema
+    names: dict[int, str] = {}
+    definitions: dict[str, Any] = {}
+    for part in parts:
+        reference = part.get("$ref")
+        if not isinstance(reference, str) or _OF_DEFINITION.fullmatch(reference):
+            continue
+        if (aim := pointed_at(schema, reference)) is None:
+            continue
+        if id(aim) not in names:
+            names[id(aim)] = name = f"jpaged-aim-{len(names)}"
+            is_whole = aim is schema
+            definitions[name] = {k: v for k, v in aim.items() if k not in _OF_THE_WHOLE} if is_whole else aim
+        part["$ref"] = f"#/$defs/{names[id(aim)]}"
+    if definitions:
+        own = schema.get("$defs")
+        schema["$defs"] = (own if isinstance(own, dict) else {}) | definitions
+    return schema
+
+
+def _has_bases(parts: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether parts of a schema, whose first is the whole, have names that references may be relative to."""
+    return any(isinstance(part.get(key), str) for part in parts[1:] for key in ("$id", "id", "$anchor"))
 
 
 def _parts(root: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any, Any, Any, int]]:

@@ -15,8 +15,15 @@ from typing import Any, Literal
 from jpaged.answers.format import AnswerFormat, Calls, Region, pieces_of
 from jpaged.answers.marks import Marks
 from jpaged.answers.notations import Json, Literals
-from jpaged.answers.value_rules import ANY, JSON_STYLE, literal_rules, tagged_rules
-from jpaged.json_schema import LENIENT, first_unfollowed, followable, followed_as_far_as_can_be, names_apart
+from jpaged.answers.value_rules import ANY, JSON_STYLE, in_lark, literal_rules, tagged_rules
+from jpaged.json_schema import (
+    LENIENT,
+    first_unfollowed,
+    followable,
+    followed_as_far_as_can_be,
+    names_apart,
+    with_definitions,
+)
 from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
 
 Thought = Literal["none", "may", "runs", "over"]
@@ -28,8 +35,6 @@ prompt ended one, as a template does where thinking is switched off, so none may
 SPACE = "[\\s\\x1c-\\x1f]"
 """The characters that Python's str.strip removes. ``\\s``, of llguidance and of readers' patterns, lacks the last four;
 rules of white space alone use that, as no answer has these four there."""
-_ENDS = re.compile(r"\\.|[/\n]", re.DOTALL)
-"""Escapes, and the characters that would end a regular expression in a Lark grammar."""
 _ID = "/[A-Za-z0-9_-]{1,12}/"
 """Ids that a model is led to write: Mistral's have nine characters."""
 _NUMBER = "/[0-9]{1,3}/"
@@ -115,7 +120,7 @@ class AnswerGrammar:
         call = f"call{suffix}: {' '.join(made)}"
         if isinstance(calls.notation, Json):
             return [call, f"{arguments}: %json {json.dumps({**schema, 'x-guidance': options})}"]
-        rest = (arguments, schema, self.marks, options)
+        rest = (arguments, with_definitions(schema), self.marks, options)
         if isinstance(calls.notation, Literals):
             return [call, *literal_rules(calls.notation, *rest)]
         return [call, *tagged_rules(calls.notation, *rest)]
@@ -376,9 +381,7 @@ def shape_rule(shape: StructuredOutputsParams) -> str:
     if shape.choice is not None:
         return " | ".join(json.dumps(text) for text in shape.choice)
     if shape.regex is not None:
-        plain = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
-        regex = _ENDS.sub(lambda match: plain.get(match[0], match[0]), shape.regex)
-        return f"/{regex}/"
+        return f"/{in_lark(shape.regex)}/"
     if shape.grammar is not None:
         if is_gbnf(shape.grammar):
             raise ValueError(

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import regex
 
@@ -18,6 +19,8 @@ from jpaged.answers.parts import TokenSpan
 TokenOf = Callable[[str], int | None]
 """Returns the id of a text that is one token, which text cannot spell; None of any other."""
 _FIRST = 0xDC00
+_NEAR = 512
+"""Characters in which a match is looked for first; most heads and marks of calls are shorter."""
 _TOKEN_LIKE = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 """Texts within marks that may be tokens."""
 
@@ -109,3 +112,17 @@ class Marks:
                 made += ['"\\n"?'] if i else []
                 made += [json.dumps(line, ensure_ascii=False)] if line else []
         return " ".join(made)
+
+
+def match_at(pattern: regex.Pattern[str], text: str, at: int) -> Any:
+    """Return the match of a pattern at a place, also a partial one, as more text may come; None if there is none.
+
+    `regex` looks for the literal parts of a pattern in all the rest before it matches, so the rest is cut off first.
+    """
+    size = _NEAR
+    while at + size < len(text):
+        found = pattern.match(text, at, at + size, partial=True)
+        if found is None or (not found.partial and found.end() < at + size):
+            return found
+        size *= 4
+    return pattern.match(text, at, partial=True)

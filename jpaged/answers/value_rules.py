@@ -7,20 +7,36 @@ as values that fit the schema.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jpaged.answers.marks import Marks
 from jpaged.answers.notations import Literals, Tagged
 from jpaged.answers.schema_types import listed_in, resolved
+from jpaged.json_schema import DEFINITIONS
 
-ANY = "/(.|\\n)*/"
+_MORE = "(.|\\n)*"
+ANY = f"/{_MORE}/"
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python's json.dumps writes it, which is how the families were trained."""
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _DEEPEST = 8
 """Levels of values without a schema, and of references; deeper ones are of no use to a call."""
+_MOST_BRANCHES = 10_000
+"""Schemas that a union may be of, those within others included."""
+_NOTHING = "/[^\\s\\S]/"
+_SPECIAL = re.compile(r"\\.|[/\n]", re.DOTALL)
+"""Escapes, and the characters that would end a regular expression in a Lark grammar."""
+_ENDED = re.compile(r"(?:[^\\]|\\.)*\$", re.DOTALL)
+"""Regular expressions whose last character is an anchor, not an escaped dollar sign."""
 _OF_STRINGS = ("pattern", "minLength", "maxLength", "format")
+
+
+def in_lark(regex: str) -> str:
+    """Return a regular expression as it stands between slashes in a Lark grammar."""
+    plain = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+    return _SPECIAL.sub(lambda match: plain.get(match[0], match[0]), regex)
 
 
 class ValueRules:
@@ -28,7 +44,7 @@ class ValueRules:
 
     Args:
         name: prefix of the rules' names.
-        schema: the schema of the arguments.
+        schema: the schema of the arguments, whose references point at its definitions; see `with_definitions`.
         options: llguidance's options for schemas.
     """
 
@@ -38,7 +54,6 @@ class ValueRules:
         self._root = schema
         self._marks = marks
         self._options = options
-        self._shared: dict[tuple[int, int], str] = {}
 
     def new(self, rule: str, *, terminal: bool = False, lazy: bool = False) -> str:
         """Add a rule and return its name."""
@@ -50,7 +65,7 @@ class ValueRules:
     def json(self, schema: Any) -> str:
         """Return the rule of a value in JSON."""
         own = dict(schema) if isinstance(schema, Mapping) else {}
-        for keyword in ("$defs", "definitions"):
+        for keyword in DEFINITIONS:
             if isinstance(self._root.get(keyword), Mapping):
                 own[keyword] = self._root[keyword]
         return self.new(f"%json {json.dumps({**own, 'x-guidance': dict(self._options)})}")
@@ -59,22 +74,44 @@ class ValueRules:
         return resolved(schema, self._root)
 
     def branches(self, schema: Any) -> list[Any]:
-        """Return the schemas of which a value fits any: one for each type that is allowed."""
+        """Return the schemas of which a value fits any: one for each type that is allowed.
+
+        A union that is among its own branches adds nothing to itself.
+
+        Raises:
+            ValueError: there are more than `_MOST_BRANCHES`.
+        """
+        made: list[Any] = []
         schema = self.resolved(schema)
-        if not isinstance(schema, Mapping):
-            return [{"type": kind} for kind in _TYPES]
-        for keyword in ("anyOf", "oneOf"):
-            if isinstance(schema.get(keyword), list):
-                rest = {key: value for key, value in schema.items() if key not in (keyword, "title", "description")}
-                each = (self.resolved(one) for one in schema[keyword])
-                return [
-                    branch for one in each for branch in self.branches({**rest, **(one if one is not True else {})})
-                ]
-        if isinstance(schema.get("allOf"), list):
-            merged = {key: value for key, value in schema.items() if key != "allOf"}
-            for one in schema["allOf"]:
-                merged |= self.resolved(one) or {}
-            return self.branches(merged)
+        waiting: list[tuple[Any, frozenset[int]]] = [(schema, frozenset({id(schema)}))]
+        for _ in range(_MOST_BRANCHES):
+            if not waiting:
+                return made
+            one, around = waiting.pop()  # `around` are the schemas that were merged into it, by their Python ids
+            if not isinstance(one, Mapping):
+                made += [{"type": kind} for kind in _TYPES]
+                continue
+            keyword = next((each for each in ("anyOf", "oneOf", "allOf") if isinstance(one.get(each), list)), None)
+            if keyword is None:
+                made += self._of_types(one)
+                continue
+            parts = [part for each in one[keyword] if id(part := self.resolved(each)) not in around]
+            own = {id(part): part for part in parts if isinstance(part, Mapping)}
+            if keyword == "allOf":
+                merged = {key: value for key, value in one.items() if key != keyword}
+                for part in own.values():
+                    merged |= part
+                waiting.append((merged, around | own.keys()))
+                continue
+            rest = {key: value for key, value in one.items() if key not in (keyword, "title", "description")}
+            for part in reversed(parts):
+                if part is not False:
+                    more = own.get(id(part), {})
+                    waiting.append(({**rest, **more}, around | {id(part)} if more else around))
+        raise ValueError(f"the parameters have a union of more than {_MOST_BRANCHES:,} schemas")
+
+    def _of_types(self, schema: Mapping[str, Any]) -> list[Any]:
+        """Return a schema without unions once for each of its types."""
         if "enum" in schema or "const" in schema:
             return [schema]
         given = schema.get("type")
@@ -116,12 +153,9 @@ class ValueRules:
         if least or most is not None:
             made.append(f"/(.|\\n){{{least},{'' if most is None else most}}}/")
         if isinstance(pattern := schema.get("pattern"), str):
-            body = pattern.replace("/", "\\/").replace("\n", "\\n")
-            begin = "" if body.startswith("^") else "(.|\\n)*"
-            end = "" if body.endswith("$") and not body.endswith("\\$") else "(.|\\n)*"
-            made.append(
-                f"/{begin}({body.removeprefix('^').removesuffix('$') if not end else body.removeprefix('^')}){end}/"
-            )
+            is_ended = _ENDED.fullmatch(pattern) is not None
+            begin, end = "" if pattern.startswith("^") else _MORE, "" if is_ended else _MORE
+            made.append(f"/{begin}({in_lark(pattern.removeprefix('^')[: -1 if is_ended else None])}){end}/")
         return made
 
     def sequence(self, items: Sequence[tuple[str, bool]], separator: str) -> str:
@@ -148,7 +182,8 @@ def tagged_rules(
     trailing = ' "\\n"?' * (len(after) - len(inner))
 
     def argument(key: str, value: Any) -> str:
-        return made.new(" | ".join(_tagged(made, key, each) + trailing for each in made.branches(value)))
+        each = (_tagged(made, key, branch) + trailing for branch in made.branches(value))
+        return made.new(" | ".join(each) or _NOTHING)
 
     def _tagged(made: ValueRules, key: str, value: Mapping[str, Any]) -> str:
         def head(is_string: bool) -> str:
@@ -161,7 +196,7 @@ def tagged_rules(
                 f"{head(isinstance(one, str))} {made.exact((one if isinstance(one, str) else json.dumps(one)) + inner)}"
                 for one in listed
             )
-            return made.new(" | ".join(each))
+            return made.new(" | ".join(each) or _NOTHING)
         if value.get("type") == "string":
             return f"{head(True)} {made.text(value, inner)}"
         return f"{head(False)} {made.json(value)} {made.exact(inner)}"
@@ -226,9 +261,9 @@ def literal_rules(
             return known[at]
         if at is not None:
             known[at] = name = made.new("")  # filled in below: the value may hold itself
-        each = " | ".join(one for branch in made.branches(value) if (one := branch_rule(branch, depth)))
+        each = " | ".join(one for branch in made.branches(value) if (one := branch_rule(branch, depth))) or _NOTHING
         if at is None:
-            return made.new(each or "/[^\\s\\S]/")
+            return made.new(each)
         place = next(i for i, rule in enumerate(made.rules) if rule.startswith(f"{name}:"))
         made.rules[place] = f"{name}: {each}"
         return name

@@ -20,6 +20,7 @@ from jpaged.server.errors import ApiError, shortened
 from jpaged.server.fair_queue import FairQueue
 from jpaged.server.logs import PromptLog
 from jpaged.server.messages.answer_reader import AnswerReader
+from jpaged.server.messages.kept_grammars import KeptGrammars
 from jpaged.server.messages.system_messages import SystemMessages
 from jpaged.server.messages.turn_form import TurnForm
 from jpaged.server.metrics import RequestTimes, ServerMetrics
@@ -63,6 +64,7 @@ class Serving:
         self.queue = FairQueue(settings.keys, places=places + max(4, places // 4), max_waiting=settings.max_waiting)
         self._names: set[str] = set()
         self._system_messages = SystemMessages()
+        self._grammars = KeptGrammars()
         self._closed = False
 
     @property
@@ -199,7 +201,9 @@ class Serving:
             ApiError: the turn needs a feature that the server or the model lacks.
         """
         tools, thoughts = self.settings.tool_parser, self.settings.reasoning_parser
-        return TurnForm(turn, self.engine.tokenizer, tool_parser=tools, reasoning_parser=thoughts)
+        return TurnForm(
+            turn, self.engine.tokenizer, tool_parser=tools, reasoning_parser=thoughts, grammars=self._grammars
+        )
 
     async def rendered(self, form: TurnForm, *, counts: bool = False) -> Mapping[str, Any]:
         """Return the prompt of a conversation's next turn.
@@ -238,12 +242,11 @@ class Serving:
         """
         turn, made = form.turn, await self.rendered(form)
         form.follow(made["prompt"])
+        params = await form.params_made_in_thread()
         prompt: Mapping[str, Any] = made if turn.cache_salt is None else {**made, "cache_salt": turn.cache_salt}
         return _steps(
             form,
-            self.generate(
-                prompt, form.params(), caller, model=turn.model, priority=turn.priority, refusal=turn.names.refusal
-            ),
+            self.generate(prompt, params, caller, model=turn.model, priority=turn.priority, refusal=turn.names.refusal),
         )
 
     def _newest(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ from jpaged.answers.reader import AnswerReader as PartReader
 from jpaged.answers.thought_tokens import ThoughtTokens
 from jpaged.server.errors import shortened
 from jpaged.server.messages.answer_reader import AnswerReader
+from jpaged.server.messages.kept_grammars import KeptGrammars
 from jpaged.server.messages.parts import PlainReader, Reader
 from jpaged.server.turn import Tool, Turn
 
@@ -34,6 +36,7 @@ class TurnForm:
         tokenizer: the model's tokenizer, for the special tokens of tool calls.
         tool_parser: family whose tool calls are read, of `jpaged.answers.rows.ANSWER_FORMATS`; None: tools are refused.
         reasoning_parser: family whose thoughts are split off, of the same table; None: none are.
+        grammars: keeps the grammars of turns with this tokenizer; None: only this turn's.
 
     Attributes:
         custom: names of the tools whose calls have an input in place of arguments.
@@ -50,8 +53,10 @@ class TurnForm:
         *,
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
+        grammars: KeptGrammars | None = None,
     ) -> None:
         self.turn = turn
+        self._grammars = KeptGrammars() if grammars is None else grammars
         self._tokenizer = tokenizer
         self._tools = self._offered(tool_parser)
         self._thoughts = {
@@ -126,6 +131,12 @@ class TurnForm:
             begun = last if isinstance(last, str) else "".join(part.get("text") or "" for part in last)
             self._thought = self._form.after(prompt, begun)
 
+    async def params_made_in_thread(self) -> SamplingParams | BeamSearchParams:
+        """Return what `params` does, and let the event loop go on while a grammar is made."""
+        if self._tools or self.turn.shape is not None:
+            return await asyncio.to_thread(self.params)
+        return self.params()
+
     def params(self) -> SamplingParams | BeamSearchParams:
         """Return the engine's parameters. Call `follow` before.
 
@@ -157,13 +168,7 @@ class TurnForm:
         if turn.covers_thought and thought == "may":
             thought = "none"  # the shape applies to the whole text
         try:
-            grammar = self._form.grammar.answer(
-                _described(self._callable()),
-                forced=turn.choice.mode == "required",
-                parallel=turn.choice.parallel,
-                thought=thought,
-                shape=turn.shape,
-            )
+            grammar = self._tool_grammar(thought)
         except ValueError as error:
             about_shape = turn.covers_thought and not str(error).startswith("the parameters of")
             raise refuse("structured_outputs" if about_shape else "tools", str(error)) from error
@@ -173,6 +178,16 @@ class TurnForm:
         if (ends := self._form.end_tokens) and isinstance(turn.params, SamplingParams):
             shown["stop_token_ids"] = [*(turn.params.stop_token_ids or ()), *ends]
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar), **shown}
+
+    def _tool_grammar(self, thought: Thought) -> str:
+        choice, shape, functions = self.turn.choice, self.turn.shape, _described(self._callable())
+        forced = choice.mode == "required"
+        return self._grammars.of(
+            [self._thoughts, functions, forced, choice.parallel, thought, None if shape is None else vars(shape)],
+            lambda: self._form.grammar.answer(
+                functions, forced=forced, parallel=choice.parallel, thought=thought, shape=shape
+            ),
+        )
 
     def _callable(self) -> list[Tool]:
         """Return the tools that the answer may call; the prompt has all."""
@@ -186,7 +201,10 @@ class TurnForm:
             return {}
         if not self.turn.covers_thought:
             schema = shape.json if shape.json is not None else {"type": "object"}
-            grammar = self._form.grammar.before_json(schema, self._thought)
+            grammar = self._grammars.of(
+                [self._thoughts, schema, self._thought],
+                lambda: self._form.grammar.before_json(schema, self._thought),
+            )
         elif self._thought == "runs":
             try:
                 grammar = self._form.grammar.before_rule(shape_rule(shape), self._thought)

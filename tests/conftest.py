@@ -13,6 +13,7 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import platformdirs
 import pytest
 import thorough
@@ -62,6 +63,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     thorough.NIGHTLY = config.getoption("--nightly")
+    of_run = {"parent": hypothesis.settings.default, "max_examples": thorough.examples(100)}
+    hypothesis.settings.register_profile("of properties that say no number", **of_run)
+    hypothesis.settings.load_profile("of properties that say no number")
     reporter = config.pluginmanager.getplugin("terminalreporter")
     if reporter is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Silence(reporter), "silence")

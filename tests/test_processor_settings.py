@@ -85,9 +85,10 @@ def test_nested_settings_are_read_and_those_of_frames_are_not_those_of_pictures(
     assert read_settings(None) == {}
 
 
-@given(
-    st.dictionaries(st.text(max_size=9), st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists))
-)
+VALUES = st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=9), st.lists, max_leaves=9)
+
+
+@given(st.dictionaries(st.text(max_size=9), VALUES, max_size=9))
 def test_any_mapping_is_read_or_refused_by_the_name_of_the_argument(given):
     try:
         read = read_settings(given)

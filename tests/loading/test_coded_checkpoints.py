@@ -42,13 +42,19 @@ def logits(folder, **options):
     return run_dense(nnx.merge(loaded.graphdef, loaded.params), TOKENS)[:, : loaded.model.vocab_size]
 
 
+@jax.jit
+def _dequantised(held):
+    """Return the values of matrices, in one program."""
+    return {name: matrix.dequantised(jnp.float32) for name, matrix in held.items()}
+
+
 def assert_same_as_values(quantised, values, stacked):
     kept, floats = (load_model(folder, dtype="float32", stacked=stacked) for folder in (quantised, values))
     held = coded(kept.params)
     assert {name.split(".")[-2] for name in held} == MATRICES
     want = {".".join(map(str, path)): value for path, value in flat_values(floats.params).items()}
-    for name, matrix in held.items():
-        np.testing.assert_array_equal(matrix.dequantised(jnp.float32), want[name], err_msg=name)
+    for name, values in _dequantised(held).items():
+        np.testing.assert_array_equal(values, want[name], err_msg=name)
     expected = run_dense(nnx.merge(floats.graphdef, floats.params), TOKENS)
     found = run_dense(nnx.merge(kept.graphdef, kept.params), TOKENS)
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())

@@ -39,7 +39,16 @@ from pallas_kernels.paged_attention.reference import Reach
 from pallas_kernels.paged_attention.tpu_refs import named
 from pallas_kernels.paged_attention.tpu_ring import Ring
 from pallas_kernels.paged_attention.tpu_softmax import MASKED, OnlineSoftmax, load_tile, weigh
-from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, write_side_by_side
+from pallas_kernels.paged_attention.tpu_turns import (
+    begin_block,
+    prime,
+    seen_by_row,
+    steps_of,
+    visit_units,
+    write_row,
+    zero_dead_row,
+)
+from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS
 from pallas_kernels.paged_attention.tpu_unseen import CleanValues, MissingBlocks
 
 BUFFERS_IN_USE = 3
@@ -100,7 +109,7 @@ def attend_to_rows(
     def attend_to_unit(unit):
         """Take the steps of a live unit, and let all of a block end before the next one begins."""
         row, broken = units.tile[unit], units.broken[unit] != 0
-        steps = jnp.maximum(lax.div(units.num_pages[unit] + (step_pages - 1), step_pages), 1)
+        steps = steps_of(units, unit, step_pages)
         is_last = unit == units.num_units[0] - 1
         after = units.tile[jnp.minimum(unit + 1, len(units.tile) - 1)]
         ends = is_last | (lax.div(row, block_rows) != lax.div(after, block_rows))
@@ -166,10 +175,7 @@ def attend_to_rows(
             new_weights.append(weights_of_span)
             new_total += added
 
-        key = start + lax.broadcasted_iota(jnp.int32, (rows, step_keys), 1) + penalty[...]
-        seen = key < units.key_stop[unit]
-        if reach.limited:
-            seen &= key >= units.key_start[unit]
+        seen = seen_by_row(units, unit, reach, start, penalty, (rows, step_keys))
         new_scores, free, share_number, shares = [], ring.free(), itertools.count(), of_keys + of_values
         for i in range(max(of_keys, of_values)):
             part = slice(i * span, (i + 1) * span)
@@ -193,7 +199,7 @@ def attend_to_rows(
         acc[0] = found = jnp.concatenate(values_so_far, axis=2)
         # Each step writes what its sequence has so far, so what the last one writes remains. Where no step waits, a row
         # is written that a later turn writes again.
-        write(jnp.where(was_weighed[ROW] < 0, row, was_weighed[ROW]), found * share)
+        write_row(out, jnp.where(was_weighed[ROW] < 0, row, was_weighed[ROW]), found * share, side_by_side)
         for field in FIELDS:
             waiting[WEIGHED, field] = was_scored[field]
         stop = jnp.where(live, units.key_stop[unit] - start, 0)
@@ -201,45 +207,22 @@ def attend_to_rows(
         for field, value in zip(FIELDS, now, strict=True):
             waiting[SCORED, field] = value.astype(jnp.int32)
 
-    def write(row, result):
-        """Write the result of a row."""
+    def visit(unit):
         if side_by_side:
-            own = lax.broadcasted_iota(jnp.int32, (BLOCK_ROWS, 1), 0) == lax.rem(row, BLOCK_ROWS)
-            write_side_by_side(out, pl.ds(0, BLOCK_ROWS), result, own, 1)
-        else:
-            out[lax.rem(row, out.shape[0])] = result.astype(out.dtype)
-
-    def visit(i):
-        unit = first_unit + i
-        if side_by_side:
-            block, before = (lax.div(units.tile[at], BLOCK_ROWS) for at in (unit, jnp.maximum(unit - 1, 0)))
-            # The units after the live ones name the last live one's block again.
-
-            @pl.when((unit == 0) | ((block != before) & (unit < units.num_units[0])))
-            def _begin():
-                out[...] = given.into[0][...]
+            begin_block(units, unit, given.into, out)
 
         @pl.when(unit == 0)
         def _prime():
-            missing.forget()
+            prime(ring, missing, new)
             for kept in WAITING:
                 for field, value in zip(FIELDS, (0, 1, -1, 0), strict=True):
                     waiting[kept, field] = value
-            ring.prime()
-            if new is not None:
-                new.prime()
 
         pl.when(unit < units.num_units[0])(lambda: attend_to_unit(unit))
         if zero_dead_units:
+            zero_dead_row(units, unit, out)
 
-            @pl.when(unit >= units.num_units[0])
-            def _():
-                out[lax.rem(unit, out.shape[0])] = jnp.zeros(out.shape[1:], out.dtype)
-
-    if at_once == 1:
-        visit(0)
-    else:
-        pl.loop(0, jnp.minimum(at_once, count - first_unit))(visit)
+    visit_units(visit, first_unit, at_once, count)
 
 
 def _all(flag: Any, shape: tuple[int, ...]) -> Any:

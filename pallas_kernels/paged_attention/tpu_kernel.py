@@ -54,7 +54,16 @@ from pallas_kernels.paged_attention.reference import Reach
 from pallas_kernels.paged_attention.tpu_refs import named
 from pallas_kernels.paged_attention.tpu_ring import Ring
 from pallas_kernels.paged_attention.tpu_softmax import OnlineSoftmax, load_tile, of_halves
-from pallas_kernels.paged_attention.tpu_units import BLOCK_ROWS, write_side_by_side
+from pallas_kernels.paged_attention.tpu_turns import (
+    begin_block,
+    prime,
+    seen_by_row,
+    steps_of,
+    visit_units,
+    write_row,
+    zero_dead_row,
+)
+from pallas_kernels.paged_attention.tpu_units import write_side_by_side
 from pallas_kernels.paged_attention.tpu_unseen import MissingBlocks
 
 CHAINS = 4
@@ -64,11 +73,7 @@ CHAINS = 4
 def attend_to_units(*refs, at_once: int, count: int, **options) -> None:
     """Attend from the units of a turn of the grid, `at_once` of `count` at most; see `attend_to_unit`."""
     head_chunk, first = pl.program_id(0), pl.program_id(1) * at_once  # a loop's body has no number of a turn
-    if at_once == 1:
-        attend_to_unit(head_chunk, first, *refs, **options)
-    else:
-        stop = jnp.minimum(at_once, count - first)
-        pl.loop(0, stop)(lambda i: attend_to_unit(head_chunk, first + i, *refs, **options))
+    visit_units(lambda unit: attend_to_unit(head_chunk, unit, *refs, **options), first, at_once, count)
 
 
 def attend_to_unit(
@@ -199,10 +204,7 @@ def attend_to_unit(
 
         seen = None
         if masked:
-            key = start + lax.broadcasted_iota(jnp.int32, (rows, size * span), 1) + penalty[:, : size * span]
-            seen = key < units.key_stop[unit]
-            if reach.limited:
-                seen &= key >= units.key_start[unit]
+            seen = seen_by_row(units, unit, reach, start, penalty, (rows, size * span))
         softmax(0).add(keys, values, size, seen, min(size, CHAINS))
         write(0)  # after each step, though the last would do: in this block most of it fills bundles that were empty
 
@@ -272,43 +274,29 @@ def attend_to_unit(
     def write(c):
         """Write the rows of a chunk that are the unit's own."""
         result = softmax(c).result()
-        if side_by_side:
-            place = lax.broadcasted_iota(jnp.int32, (BLOCK_ROWS if one_row else chunk, 1), 0)
-            first, stop = units.first[unit] - c * chunk, units.stop[unit] - c * chunk
-            own = place == lax.rem(units.tile[unit], BLOCK_ROWS) if one_row else (place >= first) & (place < stop)
-            start = 0 if one_row else pl.multiple_of(c * chunk, chunk)
-            result = of_halves(result) if has_scales(buffers.dtype) else result
-            write_side_by_side(out, pl.ds(start, len(place)), result, own, chunk)
-            return
-        # Rows of other units in the chunk were computed too: keep the tile's results for them.
-        if not one_row:
+        if side_by_side and has_scales(buffers.dtype):
+            result = of_halves(result)
+        if one_row:
+            write_row(out, units.tile[unit], result, side_by_side)
+        elif side_by_side:
+            place = lax.broadcasted_iota(jnp.int32, (chunk, 1), 0)
+            own = (place >= units.first[unit] - c * chunk) & (place < units.stop[unit] - c * chunk)
+            write_side_by_side(out, pl.ds(pl.multiple_of(c * chunk, chunk), chunk), result, own, chunk)
+        else:  # rows of other units in the chunk were computed too: keep the tile's results for them
             mine = (places(c) >= units.first[unit]) & (places(c) < units.stop[unit])
-            result = jnp.where(mine, result, out[c].astype(jnp.float32))
-        out[mine_of_block if one_row else c] = result.astype(out.dtype)
+            out[c] = jnp.where(mine, result, out[c].astype(jnp.float32)).astype(out.dtype)
 
     if side_by_side:
-        of_block = BLOCK_ROWS if one_row else 1
-        block, before = (lax.div(units.tile[at], of_block) for at in (unit, jnp.maximum(unit - 1, 0)))
-        # For units of one row, the units after the live ones name the last live one's block again.
-        begins = (block != before) & (unit < units.num_units[0]) if one_row else block != before
+        begin_block(units, unit, into, out)
 
-        @pl.when((unit == 0) | begins)
-        def _begin():
-            out[...] = into[0][...] if into else jnp.zeros_like(out)
-
-    @pl.when(unit == 0)
-    def _prime():
-        missing.forget()
-        ring.prime()
-        if new is not None:
-            new.prime()
+    pl.when(unit == 0)(lambda: prime(ring, missing, new))
 
     @pl.when(unit < units.num_units[0])
     def _run():
         each_chunk(lambda c: softmax(c).reset())
         broken = units.broken[unit] != 0
 
-        @pl.loop(0, jnp.maximum(lax.div(units.num_pages[unit] + (step_pages - 1), step_pages), 1))
+        @pl.loop(0, steps_of(units, unit, step_pages))
         def _(step):
             start = units.first_key[unit] + step * step_keys
             (attend_one_row if one_row else attend_chunks)(ring.taken(), step, start, broken)
@@ -320,11 +308,7 @@ def attend_to_unit(
             pl.when(unit == units.num_units[0] - 1)(new.drain)
 
     if zero_dead_units:
-
-        @pl.when(unit >= units.num_units[0])
-        def _():
-            # units of one row: unit u is row u
-            out[lax.rem(unit, out.shape[0])] = jnp.zeros(out.shape[1:], out.dtype)
+        zero_dead_row(units, unit, out)
 
 
 def _sizes(spans: int) -> list[tuple[int, int]]:

@@ -216,7 +216,7 @@ class _Core:
                 aliases.append(write)
                 continue
             try:
-                taken = condition is None or condition(values)
+                taken = condition is None or bool(condition(values))
             except TypeError as error:  # what it writes is unknown, which is no decision yet
                 later.append((name, register, Unknown(str(error))))
                 continue

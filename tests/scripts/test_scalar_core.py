@@ -164,6 +164,23 @@ def test_what_is_unknown_may_be_computed_with_where_nothing_depends_on_it():
     assert run("%s4_s4 = sld [smem:[#allocation5]]", "%s5_s5 = sadd.s32 %s4_s4, 1").bundles == 2
 
 
+LOADED = ["%s4_s4 = sld [smem:[#allocation5]]", "%p1_p1 = scmp.gt.s32.totalorder %s4_s4, 0"]
+CHOICES = [
+    "%s5_s5 = scalar_select /*predicate=*/%p1_p1, /*on_true=*/1, /*on_false=*/2",
+    "%s5_s5 = smov (%p1_p1, 1), 2",
+    "%s5_s5 = smov (!%p1_p1, 2), 1",
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_what_is_chosen_by_the_unknown_is_unknown_and_may_be_unused(choice):
+    """A compiler lets a load that a false condition would skip read memory that nothing writes."""
+    assert run(*LOADED, choice, "%s6_s6 = sadd.s32 %s5_s5, 1").bundles == 4
+    taken = "%2 = sbr.rel (%p2_p2) target bundleno = 0 (0x0), region = 1"
+    with pytest.raises(SimulationError, match=r"allocation 1 \+ 0 was never written"):
+        run(*LOADED, choice, "%p2_p2 = scmp.eq.s32.totalorder %s5_s5, 1", taken)
+
+
 @pytest.mark.parametrize(
     ("operands", "message"),
     [({}, r"operand 0, s32\[4\], is missing"), ({"_0": [1, 2]}, r"operand 0 has the shape \[4\].*given with \[2\]")],

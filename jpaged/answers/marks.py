@@ -1,7 +1,8 @@
 """Marks of a format: literal texts, of which some are single tokens of a tokenizer.
 
 A mark that is a token counts only as that token: a reader replaces it by a character that no text has, half of a
-surrogate pair, so text that spells the mark is text. The patterns of readers are made here.
+surrogate pair, so text that spells the mark is text. The patterns of readers are made here, and what readers need to
+stay linear in the text.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import regex
 
@@ -18,6 +20,8 @@ from jpaged.answers.parts import TokenSpan
 TokenOf = Callable[[str], int | None]
 """Returns the id of a text that is one token, which text cannot spell; None of any other."""
 _FIRST = 0xDC00
+_NEAR = 512
+"""Characters in which a match is looked for first; most heads and marks of calls are shorter."""
 _TOKEN_LIKE = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 """Texts within marks that may be tokens."""
 
@@ -109,3 +113,45 @@ class Marks:
                 made += ['"\\n"?'] if i else []
                 made += [json.dumps(line, ensure_ascii=False)] if line else []
         return " ".join(made)
+
+
+def match_at(pattern: regex.Pattern[str], text: str, at: int) -> Any:
+    """Return the match of a pattern at a place, also a partial one, as more text may come; None if there is none.
+
+    `regex` looks for the literal parts of a pattern in all the rest before it matches, so the rest is cut off first.
+    """
+    size = _NEAR
+    while at + size < len(text):
+        found = pattern.match(text, at, at + size, partial=True)
+        if found is None or (not found.partial and found.end() < at + size):
+            return found
+        size *= 4
+    return pattern.match(text, at, partial=True)
+
+
+class GatheredText:
+    """Text that comes in pieces. A character is copied as often as the text doubles, and a copy has few pieces."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._pieces))
+
+    def add(self, text: str) -> None:
+        pieces, size = self._pieces, len(text)
+        if not text:
+            return
+        first = len(pieces)  # the pieces from it become one with the text; each before is twice as long as what follows
+        while first and len(pieces[first - 1]) < 2 * size:
+            first -= 1
+            size += len(pieces[first])
+        pieces[first:] = ["".join([*pieces[first:], text])]
+
+    def take(self) -> str:
+        """Return the whole text and begin a new one."""
+        text, self._pieces = "".join(self._pieces), []
+        return text

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import regex
 
-from jpaged.answers.marks import Marks
+from jpaged.answers.marks import GatheredText, Marks, match_at
 from jpaged.answers.schema_types import property_of, types_of, values_of
 
 State = Literal["more", "done", "broken"]
@@ -23,10 +23,11 @@ State = Literal["more", "done", "broken"]
 class ArgumentReader(Protocol):
     """Reads the arguments of one call."""
 
-    def push(self, held: str) -> tuple[str, int, State]:
-        """Return the JSON text that the beginning of `held` settles, and how many characters that beginning has.
+    def push(self, held: str, at: int) -> tuple[str, int, State]:
+        """Read on in `held` from `at`; return the JSON text that is settled, and where the reader came to.
 
-        The rest has to be pushed again, with more text after it.
+        The rest, which is no longer than a mark, has to be pushed again, with more text after it. What a longer value
+        needs to be settled, the reader keeps itself, so that it reads no character again and again.
         """
         ...
 
@@ -110,19 +111,36 @@ class _JsonReader:
         self._wants = "value"  # or "key", "colon", "comma"; "first": what an opened bracket holds, or its end
         self._string: str | None = None  # what a string's end makes of `_wants`
         self._escaped = False
+        self._word = GatheredText()  # the number or word that may go on
 
-    def push(self, held: str) -> tuple[str, int, State]:
-        at = 0
+    def push(self, held: str, at: int) -> tuple[str, int, State]:
+        made: list[str] = []
+        begin = at  # of the text that is settled and not in `made`
         while at < len(held):
-            new = self._in_string(held, at) if self._string is not None else self._token(held, at)
-            if new is None:
-                break
-            if new < 0:
-                return held[:at], at, "broken"
-            at = new
+            if self._string is not None:
+                at = self._in_string(held, at)
+            elif self._word:
+                found = _JSON_ATOM.match(held, at)
+                begin = at = at if found is None else found.end()
+                self._word.add("" if found is None else found[0])
+                if at == len(held):
+                    break
+                word = self._word.take()
+                if not (_NUMBER.fullmatch(word) or word in _JSON_WORDS):
+                    return "".join(made), at, "broken"
+                made.append(word)
+                self._wants = "comma"
+            elif (new := self._token(held, at)) is not None:
+                at = new
+            elif not self._wants_value or (found := _JSON_ATOM.match(held, at)) is None:
+                return "".join([*made, held[begin:at]]), at, "broken"
+            else:
+                made.append(held[begin:at])
+                begin = at = found.end()
+                self._word.add(found[0])
             if not self._open:
-                return held[:at], at, "done"
-        return held[:at], at, "more"
+                return "".join([*made, held[begin:at]]), at, "done"
+        return "".join([*made, held[begin:at]]), at, "more"
 
     def _in_string(self, held: str, at: int) -> int:
         """Read on in a string; return where it ends, or the text does."""
@@ -137,8 +155,12 @@ class _JsonReader:
                 return i + 1
         return len(held)
 
+    @property
+    def _wants_value(self) -> bool:
+        return self._wants == "value" or (self._wants == "first" and self._open[-1] != "{")
+
     def _token(self, held: str, at: int) -> int | None:
-        """Read one token; return where it ends, None if it may go on, -1 if nothing such may be there."""
+        """Read one character of punctuation; return where it ends, None if there is none that may be there."""
         one, wants = held[at], self._wants
         if one.isspace():
             return at + 1
@@ -154,27 +176,17 @@ class _JsonReader:
         if wants == "colon" and one == ":":
             self._wants = "value"
             return at + 1
-        if wants in ("comma", "colon"):
-            return -1
         wants_key = wants == "key" or (wants == "first" and in_object)
+        if wants in ("comma", "colon") or (wants_key and one != '"'):
+            return None
         if one == '"':
             self._string = "colon" if wants_key else "comma"
             return at + 1
-        if wants_key:
-            return -1
         if one in "{[":
             self._open.append(one)
             self._wants = "first"
             return at + 1
-        found = _JSON_ATOM.match(held, at)
-        if found is None:
-            return -1
-        if found.end() == len(held):
-            return None
-        if not (_NUMBER.fullmatch(found[0]) or found[0] in _JSON_WORDS):
-            return -1
-        self._wants = "comma"
-        return found.end()
+        return None
 
 
 _JSON_ATOM = regex.compile(r"[-+\w.]+")
@@ -203,7 +215,14 @@ class _Bracket:
 
 
 class _Unreadable(Exception):
-    """The text is none of the notation."""
+    """The text is none of the notation.
+
+    Args:
+        at: where that shows, if not at the beginning of what was being read.
+    """
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at = at
 
 
 class _LiteralReader:
@@ -212,26 +231,32 @@ class _LiteralReader:
     def __init__(self, form: Literals, marks: Marks) -> None:
         self._form = form
         self._marks = marks
-        self._open = [(regex.compile(marks.pattern(a)), regex.compile(marks.pattern(b))) for a, b in form.quotes]
+        escape = r"|\\" if form.escapes else ""
+        self._open = [
+            (regex.compile(marks.pattern(begin)), regex.compile(f"(?P<end>{marks.pattern(end)}){escape}"))
+            for begin, end in form.quotes
+        ]
         self._stack: list[_Bracket] = [_Bracket("(")] if form.keywords else []
-        self._end: regex.Pattern[str] | None = None  # of the string that is open
-        self._key: str | None = None  # the text so far, if the string is a key
+        self._end: regex.Pattern[str] | None = None  # of the string that is open, or an escape in it
+        self._key: GatheredText | None = None  # the text so far, if the string is a key
+        self._word = GatheredText()  # the key, number or word without quotes that may go on
         self._begun = False
         self._made: list[str] = []
         self._num_settled = 0  # leading texts of `_made` up to the last value's: a key without a value is held back
         true, false, null = form.words
         self._words = {true: "true", false: "false", null: "null", "true": "true", "false": "false", "null": "null"}
 
-    def push(self, held: str) -> tuple[str, int, State]:
-        made = self._made
-        at, state = 0, "more"
-        if self._form.keywords and not self._begun and held:
+    def push(self, held: str, at: int) -> tuple[str, int, State]:
+        made, state = self._made, "more"
+        if self._form.keywords and not self._begun and at < len(held):
             self._begun = True
             made.append("{")
         try:
             while at < len(held) and state == "more":
                 if self._end is not None:
                     new = self._string(held, at, made)
+                elif self._word:
+                    new = self._unquoted(held, at, made)
                 elif held[at].isspace():
                     new = at + 1
                 else:
@@ -245,9 +270,10 @@ class _LiteralReader:
                     state = "done"
                     if self._form.keywords:
                         at -= 1  # the bracket belongs to the call
-        except _Unreadable:
-            state = "broken"
-        settled, self._made = "".join(made[: self._num_settled]), made[self._num_settled :]
+        except _Unreadable as error:
+            at, state = at if error.at is None else error.at, "broken"
+        settled = "".join(made[: self._num_settled])
+        del made[: self._num_settled]
         self._num_settled = 0
         return settled, at, state  # type: ignore[return-value]
 
@@ -284,44 +310,49 @@ class _LiteralReader:
     def _key_or_value(self, held: str, at: int, made: list[str], top: _Bracket) -> int | None:
         is_key = top.wants == "key"
         for begin, end in self._open:
-            found = begin.match(held, at, partial=True)
+            found = match_at(begin, held, at)
             if found is None or (top.kind == "(" and is_key):
                 continue
             if found.partial:
                 return None
             self._separate(made, top, is_key)
-            self._end, self._key = end, "" if is_key else None
+            self._end, self._key = end, GatheredText() if is_key else None
             made += [] if is_key else ['"']
             return found.end()
         if is_key:
             if top.kind != "(" and not self._form.bare_keys:
                 raise _Unreadable
-            found = _BARE.match(held, at)
-            if found is None:
-                raise _Unreadable
-            if found.end() == len(held):
-                return None
-            self._separate(made, top, is_key)
-            made.append(json.dumps(self._marks.decoded(found[0])))
-            top.wants = "colon"
-            return found.end()
-        if held[at] in "[{":
+        elif held[at] in "[{":
             self._separate(made, top, is_key)
             made.append(held[at])
             self._stack.append(_Bracket(held[at], wants="value" if held[at] == "[" else "key"))
             return at + 1
-        found = _ATOM.match(held, at)
-        if found is None:
+        return self._unquoted(held, at, made)
+
+    def _unquoted(self, held: str, at: int, made: list[str]) -> int:
+        """Read on in a key, number or word without quotes."""
+        top = self._stack[-1]
+        is_key = top.wants == "key"
+        found = (_BARE if is_key else _ATOM).match(held, at)
+        if found is not None:
+            at = found.end()
+            self._word.add(found[0])
+        if at == len(held):
+            return at
+        if not self._word:
             raise _Unreadable
-        if found.end() == len(held):
-            return None
-        word = self._words.get(found[0]) or (found[0] if _NUMBER.fullmatch(found[0]) else None)
-        if word is None:
-            raise _Unreadable
+        text = self._word.take()
+        word = self._words.get(text) or (text if _NUMBER.fullmatch(text) else None)
+        if not is_key and word is None:
+            raise _Unreadable(at)
         self._separate(made, top, is_key)
-        made.append(word)
-        self._ended()
-        return found.end()
+        if is_key:
+            made.append(json.dumps(self._marks.decoded(text)))
+            top.wants = "colon"
+        else:
+            made.append(str(word))
+            self._ended()
+        return at
 
     def _separate(self, made: list[str], top: _Bracket, is_key: bool) -> None:
         """Write the comma before an item that is not the first."""
@@ -339,13 +370,11 @@ class _LiteralReader:
         assert self._end is not None
         found = self._end.search(held, at, partial=True)
         stop = len(held) if found is None else found.start()
-        escape = held.find("\\", at, stop) if self._form.escapes else -1
-        if escape >= 0:
-            stop = escape
         if stop > at:
             self._say(self._marks.decoded(held[at:stop]), made)
             return stop
-        if escape >= 0:
+        assert found is not None
+        if found["end"] is None and not found.partial:
             code = _ESCAPE.match(held, at, partial=True)
             if code is None or code.partial or (code[0] in (r"\u", r"\x") and len(held) - at < 3):
                 return None
@@ -357,14 +386,13 @@ class _LiteralReader:
                 letter = code[0][1:]
                 self._say(_SHORT.get(letter, letter if letter in "\\'\"" else code[0]), made)
             return code.end()
-        assert found is not None
         if found.partial:
             return None
         if self._key is None:
             made.append('"')
             self._ended()
         else:
-            made.append(f'"{self._key}"')
+            made.append(f'"{self._key.take()}"')
             self._stack[-1].wants = "colon"
         self._end = self._key = None
         return found.end()
@@ -374,7 +402,7 @@ class _LiteralReader:
         if self._key is None:
             made.append(text)
         else:
-            self._key += text
+            self._key.add(text)
 
 
 class _TaggedReader:
@@ -398,13 +426,13 @@ class _TaggedReader:
         self._types: frozenset[str] | None = None  # of the open value
         self._values: Sequence[Any] = ()  # that it may have; none: any
         self._is_string: bool | None = None  # None: no value is open; False: only its whole text tells
+        self._value = GatheredText()  # the open value that is no string
 
-    def push(self, held: str) -> tuple[str, int, State]:
+    def push(self, held: str, at: int) -> tuple[str, int, State]:
         made: list[str] = []
-        at = 0
         while True:
             if self._is_string is None:
-                found = self._begin.match(held, at, partial=True)
+                found = match_at(self._begin, held, at)
                 if found is None:
                     made.append("}" if self._count else "{}")
                     return "".join(made), at, "done"
@@ -429,11 +457,12 @@ class _TaggedReader:
             stop = len(held) if found is None else found.start()
             if self._is_string:
                 made.append(json.dumps(self._marks.decoded(held[at:stop]), ensure_ascii=False)[1:-1])
-                at = stop
+            else:
+                self._value.add(held[at:stop])
             if not whole:
-                return "".join(made), at, "more"
+                return "".join(made), stop, "more"
             assert found is not None
-            text = self._marks.decoded(held[at:stop])
+            text = self._marks.decoded(self._value.take())
             made.append('"' if self._is_string else _typed(text, self._types, self._values))
             self._is_string, at = None, found.end()
 

@@ -1,7 +1,7 @@
 """Reads an output part by part: thoughts, text and tool calls, by the marks of a format.
 
 A part is returned when no later text can change it, so a stream and a whole answer are the same however the text is
-cut.
+cut. The work is linear in the text: what is held back is short, or is looked at again when it has grown by an eighth.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import regex
 
 from jpaged.answers.format import AnswerFormat, Calls, Region, pieces_of
-from jpaged.answers.marks import Marks
+from jpaged.answers.marks import GatheredText, Marks, match_at
 from jpaged.answers.notations import ArgumentReader
 from jpaged.answers.parts import CallArguments, CallCut, CallEnd, CallStart, Content, Part, Reasoning, TokenSpan
 
@@ -25,6 +26,9 @@ _QUOTED_NAME = r'"(?P<name>(?:[^"\\]|\\.)*)"'
 _ID = r"(?P<id>[\w.-]+)(?=[^\w.-])"
 _OTHER_FIELDS = r'(?:\s*,\s*"\w+"\s*:\s*(?:"(?:[^"\\]|\\.)*"|[\w.]+))*\s*'
 """Further fields of a call that is JSON, such as its id."""
+_LONG = 1024
+"""Characters that are held back at most until all new text is looked at: no mark and no head of a call is as long, but
+a run of white space or an open quote may be."""
 _ARGUMENTS = ('"arguments"', '"parameters"')
 
 
@@ -108,6 +112,11 @@ class Patterns:
         return self._any([calls.begin for calls in self.form.calls if calls.begin])
 
     @cached_property
+    def shaped_begin(self) -> regex.Pattern[str] | None:
+        """Return the pattern of a mark that begins calls, with white space before it."""
+        return self._any([calls.begin for calls in self.form.calls if calls.begin], r"\s*")
+
+    @cached_property
     def unmarked(self) -> list[CallPattern]:
         """Return the ways to write calls that an answer has to begin with."""
         return [one for one in self.calls if not one.calls.begin]
@@ -121,18 +130,25 @@ class Patterns:
         return [regex.compile(self.marks.pattern(mark) + r"\s*") for one in self.unmarked for mark in one.calls.before]
 
     @cached_property
-    def text_end(self) -> regex.Pattern[str] | None:
-        return self._any(self.form.text.end, r"\s*")
-
-    @cached_property
     def amid_text(self) -> regex.Pattern[str] | None:
         """Return the pattern of marks that count within text, a group a kind."""
+        return self._marks_amid()
+
+    @cached_property
+    def amid_marked_text(self) -> regex.Pattern[str] | None:
+        """Return the same for text that a mark has begun, and that one may end: a group of its own, `close`."""
+        close = "|".join(map(self.marks.pattern, self.form.text.end))
+        # White space belongs to the mark after it. Elsewhere in a run of it no match can begin.
+        return self._marks_amid([rf"(?:\G|(?<!\s))\s*(?:{close})"] if close else [])
+
+    def _marks_amid(self, close: Sequence[str] = ()) -> regex.Pattern[str] | None:
 
         def counts(texts: Sequence[str], always: bool) -> list[str]:
             return [self.marks.pattern(text) for text in texts if always or self.is_token(text)]
 
         thought, text = self.form.thought or Region(), self.form.text
         kinds = {
+            "close": close,
             "call": [self.marks.pattern(one.calls.begin) for one in self.calls if one.calls.begin],
             "thought": counts(thought.begin, thought.anywhere),
             "text": counts(text.begin, text.anywhere),
@@ -155,7 +171,7 @@ class _Call:
     pattern: CallPattern
     start: CallStart
     arguments: ArgumentReader
-    raw: str  # its text so far, with the mark before it
+    raw: GatheredText  # its text so far, with the mark before it
     last: str = ""  # the end of its arguments
     is_shown: bool = False
 
@@ -201,7 +217,10 @@ class AnswerReader:
         self._shaped = shaped
         has_thoughts = patterns.form.thought is not None
         self._may_think = has_thoughts
-        self._held = ""
+        self._held = ""  # what is not read yet, from `_at`
+        self._at = 0
+        self._more = GatheredText()  # what comes after `_held`, where that is long
+        self._quoted = GatheredText()  # what an open thought has from the head of a call on
         self._trims = False  # whether white space at the beginning of what follows is dropped
         self._begun = ""  # the mark before a call; becomes content if no call follows
         self._candidates: list[CallPattern] = []
@@ -218,17 +237,25 @@ class AnswerReader:
 
     def push(self, text: str, spans: Sequence[TokenSpan] = ()) -> list[Part]:
         self._num_read += len(text)
-        self._held += self._marks.encoded(text, spans)
+        self._more.add(self._marks.encoded(text, spans))
+        if len(self._held) > _LONG and 8 * len(self._more) < len(self._held):
+            return []
+        return _merged(self._read())
+
+    def _read(self) -> list[Part]:
+        """Read on as far as can be, and return the parts, of which those of one kind may follow each other."""
+        self._held += self._more.take()
         parts: list[Part] = []
         while self._step(parts):
             pass
+        self._held, self._at = self._held[self._at :], 0
         return parts
 
     @property
     def open_thought(self) -> str | None:
         """Return what is held back of the open thought, as it may begin a mark; None if no thought is open, or a call
         may have begun in it."""
-        if self._step != self._thought:
+        if self._step != self._thought or self._quoted:
             return None
         begin = self._patterns.call_begin
         return None if begin is not None and begin.search(self._held) else self._marks.decoded(self._held)
@@ -251,16 +278,20 @@ class AnswerReader:
     # ------------------------------------------------------------------ the end
 
     def finish(self) -> list[Part]:
-        parts: list[Part] = []
+        parts = self._read()
+        self._held = self._quoted.take() + self._held
         while self._step == self._thought:
-            begin = self._call_in_thought()
-            self._think(self._take(len(self._held) if begin is None else begin.start()), parts)
+            begin, _ = self._call_in_thought()
+            self._think(self._take_to(len(self._held) if begin is None else begin.start()), parts)
             if begin is None:
-                return parts
-            self._end_thought(0)
-            self._open_call(begin[0])
+                return _merged(parts)
+            self._end_thought(self._at)
+            self._open_call(begin)
             while self._step(parts):
                 pass
+            if self._quoted:
+                quoted = self._quoted.take()
+                self._held, self._at = quoted + self._held[self._at :], 0
         if self._step == self._head:
             self._finish_head(parts)
         elif self._step in (self._arguments, self._strict_tail):
@@ -268,10 +299,10 @@ class AnswerReader:
         elif self._step in (self._between, self._text, self._plain):
             if self.thought_length is None:
                 self.thought_length = 0
-            rest = self._take(len(self._held))
+            rest = self._take_to(len(self._held))
             if rest.strip() or (rest and not self._trims and not self._patterns.unmarked):
                 self._say(rest, parts)
-        return parts
+        return _merged(parts)
 
     def _finish_head(self, parts: list[Part]) -> None:
         """End an output within a call's head: a call that is cut, or JSON that was none."""
@@ -279,75 +310,92 @@ class AnswerReader:
         if is_marked or not self._shaped:
             parts.append(CallCut())
             return
-        self._say(self._begun + self._take(len(self._held)), parts)
+        self._say(self._begun + self._take_to(len(self._held)), parts)
 
     # ------------------------------------------------------------------ helpers
 
-    def _take(self, count: int) -> str:
-        taken, self._held = self._held[:count], self._held[count:]
+    def _take_to(self, end: int) -> str:
+        """Return the text up to `end`, from which the rest is read on."""
+        taken, self._at = self._held[self._at : end], end
         return taken
 
+    def _after_space(self) -> int:
+        """Return where the white space at the beginning of the rest ends."""
+        at, held = self._at, self._held
+        while at < len(held) and held[at].isspace():
+            at += 1
+        return at
+
     def _say(self, text: str, parts: list[Part]) -> None:
-        _add(Content, self._marks.decoded(text), parts)
+        if text:
+            parts.append(Content(self._marks.decoded(text)))
 
     def _think(self, text: str, parts: list[Part]) -> None:
-        _add(Reasoning, self._marks.decoded(text), parts)
+        if text:
+            parts.append(Reasoning(self._marks.decoded(text)))
 
-    def _end_thought(self, mark: int) -> None:
-        """Go on after a thought, whose closing mark has `mark` characters of the held text."""
+    def _end_thought(self, end: int) -> None:
+        """Go on after a thought, which ends at `end` with its mark."""
         if self.thought_length is None:
-            self.thought_length = self._num_read - self._marks.length(self._held[mark:])
-        self._take(mark)
+            self.thought_length = self._num_read - self._marks.length(self._held[end:])
+        self._at = end
         self._step, self._trims = self._between, True
 
     # ------------------------------------------------------------------ thoughts
 
     def _thought(self, parts: list[Part]) -> bool:
-        if self._newline and self._held:
-            self._held, self._newline = self._held.removeprefix("\n"), False
+        if self._newline and self._at < len(self._held):
+            self._at, self._newline = self._at + self._held.startswith("\n", self._at), False
         end = self._patterns.thought_end
         assert end is not None
-        found = end.search(self._held, partial=True)
+        found = end.search(self._held, self._at, partial=True)
         ended = found is not None and not found.partial
-        begin = self._call_in_thought(found.start() if found is not None else len(self._held))
+        stop = len(self._held) if found is None else found.start()
+        begin, is_head = (None, False) if self._quoted else self._call_in_thought(stop, found)
         if begin is not None and self._patterns.is_token(self._marks.decoded(begin[0])):
-            self._think(self._take(begin.start()), parts)
-            self._end_thought(0)
-            self._open_call(begin[0])
+            self._think(self._take_to(begin.start()), parts)
+            self._end_thought(self._at)
+            self._open_call(begin)
             return True
         if ended:
             assert found is not None
-            self._think(self._take(found.start()), parts)
-            self._end_thought(found.end() - found.start())
+            self._think(self._quoted.take() + self._take_to(stop), parts)
+            self._end_thought(found.end())
             return True
-        stop = len(self._held) if found is None else found.start()
-        if begin is not None:
-            stop = min(stop, begin.start())
-        self._think(self._take(stop), parts)
+        if begin is not None and not self._quoted:
+            self._think(self._take_to(min(stop, begin.start())), parts)
+        if is_head or self._quoted:  # only the end of the thought, or of the output, tells what this is
+            self._quoted.add(self._take_to(stop))
+        elif begin is None:
+            self._think(self._take_to(stop), parts)
         return False
 
-    def _call_in_thought(self, stop: int | None = None) -> Any:
-        """Return the first mark that begins a call within the held thought, or may do so; None if there is none.
+    def _call_in_thought(self, stop: int | None = None, end: Any = None) -> tuple[Any, bool]:
+        """Return the first mark that begins a call within the held thought, or may do so, and whether a whole head of a
+        call follows; None if there is none.
 
         Text that spells a mark ends a thought only if a whole head of a call follows, and only if the thought is not
         closed after it: a thought may quote calls.
+
+        Args:
+            stop: where a mark that ends the thought may begin; None: the output has ended.
+            end: the match of that mark.
         """
         begin = self._patterns.call_begin
         if begin is None:
-            return None
-        at = 0
-        while (found := begin.search(self._held, at, partial=stop is not None)) is not None:
+            return None, False
+        at, until = self._at, len(self._held) if end is None else end.end()
+        while (found := begin.search(self._held, at, until, partial=stop is not None)) is not None:
             if stop is not None and found.start() >= stop:
-                return None
+                return None, False
             if found.partial or self._patterns.is_token(self._marks.decoded(found[0])):
-                return found
-            heads = [
-                one.first.match(self._held, found.end(), partial=True) for one in self._patterns.begun_by(found[0])
-            ]
-            if any(head is not None and self._is_head(head, may_grow=stop is not None) for head in heads):
-                return found
+                return found, False
+            heads = [match_at(one.first, self._held, found.end()) for one in self._patterns.begun_by(found[0])]
+            known = [head for head in heads if head is not None and self._is_head(head, may_grow=stop is not None)]
+            if known:
+                return found, any(not head.partial for head in known)
             at = found.start() + 1
-        return None
+        return None, False
 
     def _is_head(self, head: Any, *, may_grow: bool) -> bool:
         """Tell whether text in a thought is the head of a call of a known function, or may become one."""
@@ -360,19 +408,19 @@ class AnswerReader:
     def _between(self, parts: list[Part]) -> bool:
         """Decide what the output begins with, or goes on with after a thought or a call."""
         if self._trims:
-            self._held = self._held.lstrip()
+            self._at = self._after_space()
         patterns, waits = self._patterns, False
         if self._may_think and patterns.thought_begin is not None:
-            found = patterns.thought_begin.match(self._held, partial=True)
+            found = match_at(patterns.thought_begin, self._held, self._at)
             if found is not None and not found.partial:
-                self._take(found.end())
+                self._at = found.end()
                 self._step, self._newline = self._thought, True
                 return True
             waits |= found is not None
         for pattern in (patterns.text_begin, patterns.skipped):
-            found = None if pattern is None else pattern.match(self._held, partial=True)
+            found = None if pattern is None else match_at(pattern, self._held, self._at)
             if found is not None and not found.partial:
-                self._take(found.end())
+                self._at = found.end()
                 self._trims = True
                 if pattern is patterns.text_begin:
                     self._text_is_marked = True
@@ -382,15 +430,15 @@ class AnswerReader:
         if waits:
             return False
         self._settle_thoughts()
-        if self._shaped and not self._num_calls and patterns.call_begin is not None:
-            found = regex.compile(rf"\s*(?:{patterns.call_begin.pattern})").match(self._held, partial=True)
+        if self._shaped and not self._num_calls and patterns.shaped_begin is not None:
+            found = match_at(patterns.shaped_begin, self._held, self._at)
             if found is None:
                 self._step = self._plain
                 return True
             if found.partial:
                 return False
-            self._take(len(found[0]) - len(found[0].lstrip()))
-            self._open_call(found[0].lstrip())
+            self._at = found.end() - len(found[0].lstrip())
+            self._open_call(found)
             return True
         return self._unmarked_call() if patterns.unmarked and not self._num_calls else self._begin_text()
 
@@ -400,48 +448,47 @@ class AnswerReader:
 
     def _unmarked_call(self) -> bool:
         """Decide whether the output begins with a call that has no mark before it."""
-        held = self._held
-        at = len(held) - len(held.lstrip())
+        held, at = self._held, self._after_space()
         for mark in self._patterns.before_unmarked:
-            found = mark.match(held, at, partial=True)
+            found = match_at(mark, held, at)
             if found is not None and (found.partial or found.end() == len(held)):
                 return False
             at = at if found is None else found.end()
         if at == len(held):
             return False
-        if any(one.first.match(held, at, partial=True) for one in self._patterns.unmarked):
-            self._begun = self._take(at)
+        if any(match_at(one.first, held, at) for one in self._patterns.unmarked):
+            self._begun = self._take_to(at)
             self._candidates, self._is_first, self._step = self._patterns.unmarked, True, self._head
             return True
         return self._begin_text()
 
     def _begin_text(self) -> bool:
-        if not self._held:
+        if self._at == len(self._held):
             return False
         self._step = self._text
         return True
 
     def _plain(self, parts: list[Part]) -> bool:
-        self._say(self._take(len(self._held)), parts)
+        self._say(self._take_to(len(self._held)), parts)
         return False
 
     def _text(self, parts: list[Part]) -> bool:
-        found, kind = self._next_mark()
+        pattern = self._patterns.amid_marked_text if self._text_is_marked else self._patterns.amid_text
+        found = None if pattern is None else pattern.search(self._held, self._at, partial=True)
         is_whole = found is not None and not found.partial
-        said = self._take(len(self._held) if found is None else found.start())
+        begin, said = self._at, self._take_to(len(self._held) if found is None else found.start())
         if self._num_calls:  # white space around text after calls is layout
-            kept = said.rstrip()
+            said = said.rstrip()
             if not is_whole:
-                self._held = said[len(kept) :] + self._held
-            said = kept
+                self._at = begin + len(said)
         self._say(said, parts)
         if found is None or not is_whole:
             return False
-        mark = found[0]
+        mark, kind = found[0], found.lastgroup
         if kind == "call":
-            self._open_call(mark)
+            self._open_call(found)
             return True
-        self._take(len(mark))
+        self._at = found.end()
         if kind != "thought":
             self._step, self._trims, self._text_is_marked = self._between, True, kind == "text"
         elif self._may_think:
@@ -450,27 +497,17 @@ class AnswerReader:
             self._say(mark, parts)
         return True
 
-    def _next_mark(self) -> tuple[Any, str | None]:
-        """Return the first mark in the held text, whole or perhaps begun, and its kind."""
-        found: tuple[Any, str | None] = (None, None)
-        ends = self._patterns.text_end if self._text_is_marked else None
-        for pattern, own in ((ends, "end"), (self._patterns.amid_text, None)):
-            mark = None if pattern is None else pattern.search(self._held, partial=True)
-            if mark is not None and (found[0] is None or mark.start() < found[0].start()):
-                found = mark, own or mark.lastgroup
-        return found
-
     # ------------------------------------------------------------------ calls
 
-    def _open_call(self, mark: str) -> None:
-        """Go on within a call, whose mark the held text begins with."""
-        self._begun = self._take(len(mark))
-        self._candidates, self._is_first, self._step = self._patterns.begun_by(mark), True, self._head
+    def _open_call(self, mark: Any) -> None:
+        """Go on within a call, whose mark the rest begins with."""
+        self._begun = self._take_to(mark.end())
+        self._candidates, self._is_first, self._step = self._patterns.begun_by(self._begun), True, self._head
 
     def _head(self, parts: list[Part]) -> bool:
         waits = False
         for one in self._candidates:
-            found = (one.first if self._is_first else one.head).match(self._held, partial=True)
+            found = match_at(one.first if self._is_first else one.head, self._held, self._at)
             if found is not None and not found.partial:
                 self._begin_call(one, found, parts)
                 return True
@@ -488,14 +525,15 @@ class AnswerReader:
         name, call_id = _unquoted(self._marks.decoded(found["name"])), found.groupdict().get("id")
         arguments = pattern.calls.notation.reader(self._marks, self._functions.get(name, {}))
         start = CallStart(self._num_calls, name, call_id)
-        self._call = _Call(pattern, start, arguments, self._begun + self._take(found.end()))
+        self._call = _Call(pattern, start, arguments, GatheredText())
+        self._call.raw.add(self._begun + self._take_to(found.end()))
         self._begun, self._step = "", self._arguments
 
     def _arguments(self, parts: list[Part]) -> bool:
         call = self._call
         assert call is not None
-        text, used, state = call.arguments.push(self._held)
-        call.raw += self._take(used)
+        text, end, state = call.arguments.push(self._held, self._at)
+        call.raw.add(self._take_to(end))
         if state == "broken":
             call.show(self._marks.decoded(text), parts)
             return self._break(call, parts)
@@ -504,9 +542,9 @@ class AnswerReader:
                 call.last, self._step = text, self._end_of_call
                 return True
             # All but the end is shown before the mark comes, however the text is cut; of "{}" that is nothing.
-            end = 0 if text == "{}" else len(text) - 1
-            call.show(self._marks.decoded(text[:end]), parts)
-            call.last, self._step = text[end:], self._strict_tail
+            size = 0 if text == "{}" else len(text) - 1
+            call.show(self._marks.decoded(text[:size]), parts)
+            call.last, self._step = text[size:], self._strict_tail
             return True
         call.show(self._marks.decoded(text), parts)
         return False
@@ -516,7 +554,7 @@ class AnswerReader:
         if call.is_shown:
             parts.append(CallCut())
             self._num_calls += 1
-        self._say(call.raw, parts)
+        self._say(call.raw.take(), parts)
         self._step = self._text
         return True
 
@@ -524,12 +562,12 @@ class AnswerReader:
         """Read the mark that ends a call; without it, the arguments are not whole."""
         call = self._call
         assert call is not None
-        found = call.pattern.tail.match(self._held, partial=True)
+        found = match_at(call.pattern.tail, self._held, self._at)
         if found is None:
             return self._break(call, parts)
         if found.partial:
             return False
-        self._take(found.end())
+        self._at = found.end()
         return self._end_of_call(parts)
 
     def _end_of_call(self, parts: list[Part]) -> bool:
@@ -546,10 +584,10 @@ class AnswerReader:
         """Skip the mark after the arguments."""
         call = self._call
         assert call is not None
-        found = call.pattern.tail.match(self._held, partial=True)
+        found = match_at(call.pattern.tail, self._held, self._at)
         if found is not None and found.partial:
             return False
-        self._take(0 if found is None else found.end())
+        self._at = self._at if found is None else found.end()
         self._step = self._after_call
         return True
 
@@ -557,32 +595,33 @@ class AnswerReader:
         """Skip the marks after a call, up to the next call or to what follows the last."""
         assert self._call is not None
         pattern = self._call.pattern
-        closing = None if pattern.closing is None else pattern.closing.match(self._held, partial=True)
-        between = None if pattern.between is None else pattern.between.match(self._held, partial=True)
+        closing = None if pattern.closing is None else match_at(pattern.closing, self._held, self._at)
+        between = None if pattern.between is None else match_at(pattern.between, self._held, self._at)
         if closing is not None and not closing.partial:
-            self._take(closing.end())
+            self._at = closing.end()
         elif (closing is not None and closing.partial) or (between is not None and between.partial):
             return False
         elif between is not None:
             if not pattern.calls.between.strip() and between.end() == len(self._held):
                 return False
-            is_next = pattern.head.match(self._held, between.end(), partial=True) is not None
+            is_next = match_at(pattern.head, self._held, between.end()) is not None
             if is_next or pattern.calls.between.strip():
-                self._begun = self._take(between.end())
+                self._begun = self._take_to(between.end())
                 self._candidates, self._is_first, self._step = [pattern], False, self._head
                 return True
         self._step = self._between
         return True
 
 
-def _add(kind: type[Content] | type[Reasoning], text: str, parts: list[Part]) -> None:
-    """Add a text to the parts; one of the same kind that is the last of them grows."""
-    if not text:
-        return
-    if parts and isinstance(last := parts[-1], kind):
-        text = last.text + text
-        parts.pop()
-    parts.append(kind(text))
+def _merged(parts: list[Part]) -> list[Part]:
+    """Return parts in which texts of one kind that follow each other are one."""
+    made: list[Part] = []
+    for kind, run in groupby(parts, type):
+        if issubclass(kind, Content | Reasoning):
+            made.append(kind("".join(part.text for part in run if isinstance(part, kind))))
+        else:
+            made += run
+    return made
 
 
 def _unquoted(name: str) -> str:

@@ -1,7 +1,8 @@
 """Marks of a format: literal texts, of which some are single tokens of a tokenizer.
 
 A mark that is a token counts only as that token: a reader replaces it by a character that no text has, half of a
-surrogate pair, so text that spells the mark is text. The patterns of readers are made here.
+surrogate pair, so text that spells the mark is text. The patterns of readers are made here, and what readers need to
+stay linear in the text.
 """
 
 from __future__ import annotations
@@ -126,3 +127,31 @@ def match_at(pattern: regex.Pattern[str], text: str, at: int) -> Any:
             return found
         size *= 4
     return pattern.match(text, at, partial=True)
+
+
+class GatheredText:
+    """Text that comes in pieces. A character is copied as often as the text doubles, and a copy has few pieces."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._pieces))
+
+    def add(self, text: str) -> None:
+        pieces, size = self._pieces, len(text)
+        if not text:
+            return
+        first = len(pieces)  # the pieces from it become one with the text; each before is twice as long as what follows
+        while first and len(pieces[first - 1]) < 2 * size:
+            first -= 1
+            size += len(pieces[first])
+        pieces[first:] = ["".join([*pieces[first:], text])]
+
+    def take(self) -> str:
+        """Return the whole text and begin a new one."""
+        text, self._pieces = "".join(self._pieces), []
+        return text

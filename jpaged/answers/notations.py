@@ -13,39 +13,11 @@ from typing import Any, Literal, Protocol
 
 import regex
 
-from jpaged.answers.marks import Marks, match_at
+from jpaged.answers.marks import GatheredText, Marks, match_at
 from jpaged.answers.schema_types import property_of, types_of, values_of
 
 State = Literal["more", "done", "broken"]
 """Says whether a reader of arguments waits for more text, or for nothing, as they are whole or cannot be read."""
-
-
-class GatheredText:
-    """Text that comes in pieces. A character is copied as often as the text doubles, and a copy has few pieces."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._pieces)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._pieces))
-
-    def add(self, text: str) -> None:
-        pieces, size = self._pieces, len(text)
-        if not text:
-            return
-        first = len(pieces)  # the pieces from it become one with the text; each before is twice as long as what follows
-        while first and len(pieces[first - 1]) < 2 * size:
-            first -= 1
-            size += len(pieces[first])
-        pieces[first:] = ["".join([*pieces[first:], text])]
-
-    def take(self) -> str:
-        """Return the whole text and begin a new one."""
-        text, self._pieces = "".join(self._pieces), []
-        return text
 
 
 class ArgumentReader(Protocol):

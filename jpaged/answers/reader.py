@@ -17,8 +17,8 @@ from typing import Any
 import regex
 
 from jpaged.answers.format import AnswerFormat, Calls, Region, pieces_of
-from jpaged.answers.marks import Marks, match_at
-from jpaged.answers.notations import ArgumentReader, GatheredText
+from jpaged.answers.marks import GatheredText, Marks, match_at
+from jpaged.answers.notations import ArgumentReader
 from jpaged.answers.parts import CallArguments, CallCut, CallEnd, CallStart, Content, Part, Reasoning, TokenSpan
 
 _NAME = r"(?P<name>[\w.-]+)(?=[^\w.-])"
@@ -617,10 +617,10 @@ def _merged(parts: list[Part]) -> list[Part]:
     """Return parts in which texts of one kind that follow each other are one."""
     made: list[Part] = []
     for kind, run in groupby(parts, type):
-        each = list(run)
-        if len(each) > 1 and kind in (Content, Reasoning):
-            each = [kind("".join(part.text for part in each))]
-        made += each
+        if issubclass(kind, Content | Reasoning):
+            made.append(kind("".join(part.text for part in run if isinstance(part, kind))))
+        else:
+            made += run
     return made
 
 

@@ -21,9 +21,9 @@ from jpaged.memory import (
     StateCheckpoints,
 )
 from jpaged.memory.checkpoint_share import CheckpointShare, Guess
+from jpaged.memory.eviction_levels import IN_USE
 from jpaged.memory.hash_chain import HashChain, TokenSpan
 from jpaged.memory.saving import load_memory, memory_data
-from jpaged.memory.table_updater import IN_USE
 
 SIZE, INTERVAL = 4, 64
 ANSWERS = INTERVAL // 8

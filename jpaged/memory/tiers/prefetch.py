@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+logger = logging.getLogger(__name__)
+
+MOST_CHANGES = 1 << 16
+"""Changed contents that are remembered."""
+
+LONGEST_WAIT = 5.0
+"""Seconds (or twice the time of computing the tokens, if that is more) after which a request stops waiting."""
+
+
 class Staged(NamedTuple):
     """A block that was read.
 
@@ -98,15 +107,6 @@ class ChangedContents:
         if since < self._first:
             return True
         return since < self.end and not names.isdisjoint(self._digests[since - self._first :])
-
-
-logger = logging.getLogger(__name__)
-
-MOST_CHANGES = 1 << 16
-"""Changed contents that are remembered."""
-
-LONGEST_WAIT = 5.0
-"""Seconds (or twice the time of computing the tokens, if that is more) after which a request stops waiting."""
 
 
 class Content(NamedTuple):

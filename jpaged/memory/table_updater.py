@@ -74,11 +74,11 @@ class TableUpdater:
     def attach(self, sequence: BlockTables, tables: list[list[int]], length: int) -> None:
         """Give a sequence without blocks the cached ones of a prefix of `length` tokens."""
         for g, (policy, size) in enumerate(sequence.request.groups):
-            for block in tables[g]:
-                if block != NO_BLOCK:
-                    self._allocator.share(g, block)
-                    if self._checkpoints is not None:
-                        self._checkpoints.forget(g, block)
+            blocks = [block for block in tables[g] if block != NO_BLOCK]
+            self._allocator.share_all(g, blocks)
+            if self._checkpoints is not None and g in self._checkpoints.groups:
+                for block in blocks:
+                    self._checkpoints.forget(g, block)
             sequence.released_below[g] = policy.active_blocks(length, size)[-1].start
             sequence.num_hashed[g] = len(tables[g])
         sequence.tables = tables
@@ -239,9 +239,7 @@ class TableUpdater:
     def share_all(self, sequence: BlockTables) -> None:
         """Count one more owner of every block in the tables."""
         for g, table in enumerate(sequence.tables):
-            for block in table:
-                if block != NO_BLOCK:
-                    self._allocator.share(g, block)
+            self._allocator.share_all(g, [block for block in table if block != NO_BLOCK])
 
     def release_inactive(self, sequence: BlockTables, length: int) -> None:
         """Release the blocks that no token from position `length` on will read."""
@@ -305,22 +303,28 @@ class TableUpdater:
         """
         tick, table = self.clock, sequence.tables[g]
         policy, size = sequence.request.groups[g]
-        release, levels = self._allocator.release, self.levels
+        release, levels, ref_count = self._allocator.release, self.levels, self._allocator.groups[g].ref_count
         checkpoints = self._checkpoints if self._checkpoints is not None and g in self._checkpoints.groups else None
         is_plain = not unlikely and checkpoints is None and levels.are_plain(sequence, g)
+        owned: list[int] = []  # by others too, the last of which says when they were needed
         for i in reversed(logical):
-            if (block := table[i]) != NO_BLOCK:
-                end = policy.prefix_end(i, size) if self._aligned else 0
-                key, protect = EvictionKey(tick, -end), False
-                cached = self._is_cached(sequence, g, i)
-                if not is_plain:
-                    at = 0 if checkpoints is None else junction
-                    key, protect = levels.ranked(sequence, g, i, key, is_cached=cached, unlikely=unlikely, junction=at)
-                release(g, block, key, cached, protect)
-                if checkpoints is not None and cached:
-                    guess = sequence.request.guess((i + 1) * size)
-                    if guess is not None:
-                        checkpoints.left(g, block, guess)
+            if (block := table[i]) == NO_BLOCK:
+                continue
+            if is_plain and ref_count[block] > 1:
+                owned.append(block)
+                continue
+            end = policy.prefix_end(i, size) if self._aligned else 0
+            key, protect = EvictionKey(tick, -end), False
+            cached = self._is_cached(sequence, g, i)
+            if not is_plain:
+                at = 0 if checkpoints is None else junction
+                key, protect = levels.ranked(sequence, g, i, key, is_cached=cached, unlikely=unlikely, junction=at)
+            release(g, block, key, cached, protect)
+            if checkpoints is not None and cached:
+                guess = sequence.request.guess((i + 1) * size)
+                if guess is not None:
+                    checkpoints.left(g, block, guess)
+        self._allocator.release_owned(g, owned)
 
     def _is_cached(self, sequence: BlockTables, g: int, logical: int) -> bool:
         """Tell whether a block's content can be found. It is cached now if its twin was evicted or is unused."""

@@ -1,13 +1,13 @@
 """Gives released blocks the level of priority at which they are evicted.
 
-Most have level 0, where the time of the last need decides. A request can ask for others (`Retention`). Windows that
-hardly any later prompt needs go before all (`UNLIKELY`), and states whose KV takes room anyway after those of level 0
-(`IN_USE`).
+Most have level 0, where the time of the last need decides. A request can ask for others (`Retention`). Windows and
+states that hardly any later prompt needs go before all (`UNLIKELY`), and states whose KV takes room anyway after those
+of level 0 (`IN_USE`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 from jpaged.cache_retention import CacheRetention
 from jpaged.memory.allocator import BlockAllocator
@@ -71,7 +71,7 @@ class EvictionLevels:
         key: EvictionKey,
         *,
         is_cached: bool,
-        unlikely: Container[int],
+        is_unlikely: bool,
         junction: int,
     ) -> tuple[EvictionKey, bool]:
         """Return the key at the level of priority that a released block has from now on, and whether to protect it.
@@ -80,7 +80,7 @@ class EvictionLevels:
             logical: number of the block in the table.
             key: its key without any level.
             is_cached: whether its content can be found.
-            unlikely: the logical blocks that hardly any prefix will need.
+            is_unlikely: whether hardly any prefix will need it.
             junction: tokens of the prefix whose state is worth more while the sequence runs; 0 = none.
         """
         block, (policy, size) = sequence.tables[g][logical], sequence.request.groups[g]
@@ -92,7 +92,7 @@ class EvictionLevels:
         if is_cached and not level and junction and end == junction and not protect:
             self._in_use[g, block] = self._kv_at(sequence, end)
             return key.at_level(IN_USE), protect
-        if level or logical in unlikely:
+        if level or (is_unlikely and not protect):
             return key.at_level(level or UNLIKELY), False  # the user knows better than the prediction
         return key, protect
 

@@ -316,14 +316,14 @@ class TableUpdater:
             end = policy.prefix_end(i, size) if self._aligned else 0
             key, protect = EvictionKey(tick, -end), False
             cached = self._is_cached(sequence, g, i)
+            guess = None if checkpoints is None or not cached else sequence.request.guess((i + 1) * size)
             if not is_plain:
                 at = 0 if checkpoints is None else junction
-                key, protect = levels.ranked(sequence, g, i, key, is_cached=cached, unlikely=unlikely, junction=at)
+                hardly = i in unlikely or (checkpoints is not None and self._aligned and checkpoints.is_unlikely(guess))
+                key, protect = levels.ranked(sequence, g, i, key, is_cached=cached, is_unlikely=hardly, junction=at)
             release(g, block, key, cached, protect)
-            if checkpoints is not None and cached:
-                guess = sequence.request.guess((i + 1) * size)
-                if guess is not None:
-                    checkpoints.left(g, block, guess)
+            if checkpoints is not None and guess is not None:
+                checkpoints.left(g, block, guess)
         self._allocator.release_owned(g, owned)
 
     def _is_cached(self, sequence: BlockTables, g: int, logical: int) -> bool:

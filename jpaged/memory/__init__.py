@@ -5,9 +5,9 @@ tables, reference counts, copy-on-write and the prefix cache over Jenga's two-le
 each kind of layer still needs.
 
 Read in this order: layout, policies, block_records, pages, allocator, hash_chain, block_tables, prefix_cache,
-recent_prefixes, prefix_prediction, copies, table_updater, prefix_lookup, shared_blocks, eviction_listener,
-pinned_sequences, capacity, swap, manager, pins; then report, memory_map and map_tracker; then saving. `tiers` is the
-third tier: cached blocks that the pool loses.
+recent_prefixes, prefix_prediction, copies, eviction_levels, table_updater, prefix_lookup, shared_blocks,
+eviction_listener, pinned_blocks, capacity, swap, manager, pinned_sequences; then report, memory_map and map_tracker;
+then saving. `tiers` are the memories below the pool: host memory and disk keep cached blocks that it loses.
 """
 
 from jpaged.memory.block_records import Block, BlockState, GroupMap

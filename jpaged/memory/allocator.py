@@ -111,19 +111,46 @@ class BlockAllocator:
         if group.changed is not None:
             group.changed.add(block)
         if group.ref_count[block] == 0:
-            page = block // group.blocks_per_page
-            if group.evictable.pop(block, None) is None:
-                if group.protected.pop(block, None) is None:
-                    raise RuntimeError(f"block {block} of group {g} is shared but empty")
+            pages, page = self.pages, block // group.blocks_per_page
+            is_protected = group.evictable.pop(block, None) is None
+            if is_protected and group.protected.pop(block, None) is None:
+                raise RuntimeError(f"block {block} of group {g} is shared but empty")
+            was_idle = pages.is_idle[page]
+            if was_idle:
                 self._mark_used(g, page)
-                self.pages.num_protected[page] -= 1
-            else:
-                self._mark_used(g, page)
-            self.pages.num_evictable[page] -= 1
-            self._list_stale(g, page)
+            else:  # its empty blocks are those that are listed
+                group.num_used += 1
+                pages.num_used[page] += 1
+            pages.num_protected[page] -= is_protected
+            pages.num_evictable[page] -= 1
+            if was_idle or not pages.num_evictable[page]:
+                self._list_stale(g, page)
             if self.watch is not None:
                 self.watch.left(g, block)
         group.ref_count[block] += 1
+
+    def share_all(self, g: int, blocks: Sequence[int]) -> None:
+        """Count one more owner of each of some used or evictable blocks of a group."""
+        group, ref_count = self.groups[g], self.groups[g].ref_count
+        self._check_all(g, blocks)
+        if group.changed is not None:
+            group.changed.update(blocks)
+        for block in blocks:
+            if ref_count[block]:
+                ref_count[block] += 1
+            else:
+                self.share(g, block)
+
+    def release_owned(self, g: int, blocks: Sequence[int]) -> None:
+        """Count one owner less of each of some blocks of a group that have others."""
+        group, ref_count = self.groups[g], self.groups[g].ref_count
+        self._check_all(g, blocks)
+        if group.changed is not None:
+            group.changed.update(blocks)
+        for block in blocks:
+            if ref_count[block] < 2:
+                raise RuntimeError(f"block {block} of group {g} is released but has no other owner")
+            ref_count[block] -= 1
 
     def release(self, g: int, block: int, time: EvictionKey, keep: bool, protect: bool = False) -> None:
         """Count one owner less; a block without owners is evictable if its content is kept, else empty.
@@ -154,7 +181,8 @@ class BlockAllocator:
             (group.protected if protect else group.evictable)[block] = time
             pages.num_evictable[page] += 1
             pages.newest[page] = time
-            self._list_stale(g, page)
+            if pages.num_evictable[page] == 1:
+                self._list_stale(g, page)
         elif pages.num_used[page] or pages.num_evictable[page]:
             self._make_empty(g, block)
         else:  # the page is free at once, and is not listed before
@@ -177,7 +205,7 @@ class BlockAllocator:
         if group.evictable.pop(block, None) is None:
             del group.protected[block]
             self.pages.num_protected[page] -= 1
-        group.evictable[block] = time
+        group.evictable[block] = self.pages.newest[page] = time
         if idle:
             self._settle_unused(g, page)
         if self.watch is not None:
@@ -342,7 +370,7 @@ class BlockAllocator:
             pages.empty[page]
             or pages.num_protected[page]
             or pages.is_guarded(page)
-            or group.evictable.has_levels
+            or group.evictable.has_high_levels
             or pages.newest[page].level
         ):
             # The newest block may have been hit and emptied since, or is not the last released: look again.
@@ -411,3 +439,8 @@ class BlockAllocator:
         """Refuse an id out of range: JAX clamps an out-of-range gather silently, so no such id may leave this class."""
         if not 0 <= block < self.groups[g].num_blocks:
             raise RuntimeError(f"block {block} of group {g} is outside [0, {self.groups[g].num_blocks})")
+
+    def _check_all(self, g: int, blocks: Sequence[int]) -> None:
+        if blocks:
+            self._check(g, min(blocks))
+            self._check(g, max(blocks))

@@ -6,7 +6,7 @@ from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from jpaged.memory.eviction_key import EvictionKey
+from jpaged.memory.eviction_key import LEVEL_BITS, EvictionKey
 
 
 class EvictionQueue:
@@ -24,7 +24,7 @@ class EvictionQueue:
         self._level_of: dict[int, int] = {}  # of the blocks of other levels
 
     def __setitem__(self, block: int, key: EvictionKey) -> None:
-        level = key.level
+        level = key.tick >> LEVEL_BITS  # as none is protected
         if level:
             self._level_of[block] = level
             if level not in self._by_level:
@@ -73,6 +73,6 @@ class EvictionQueue:
         return (key for _, key in self.items())
 
     @property
-    def has_levels(self) -> bool:
-        """Tell whether a block has a level other than 0."""
-        return bool(self._level_of)
+    def has_high_levels(self) -> bool:
+        """Tell whether a block has a level above 0, so that one released later may be evicted before it."""
+        return self._levels[-1] > 0

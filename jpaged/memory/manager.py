@@ -415,18 +415,20 @@ class MemoryManager:
         """
         sequence = self._sequences[seq_id]
         needs, replaced = self._updater.missing_blocks(sequence, num_tokens, first_write)
-        left = self._updater.add_left(sequence, first_write, needs, replaced) if self._checkpoints is not None else []
+        states = []
+        if self._checkpoints is not None:
+            states = self._updater.add_answer_states(sequence, first_write, needs, replaced)
         if any(needs):
             taken = self._allocator.take(needs, sequence.request.open_pages)
-            if taken is None and left:  # nothing is preempted for a later request's sake
-                self._updater.remove_left(left, needs, replaced)
-                left = []
+            if taken is None and states:  # nothing is preempted for a later request's sake
+                self._updater.remove_answer_states(states, needs, replaced)
+                states = []
                 taken = self._allocator.take(needs, sequence.request.open_pages)
             if taken is None:
                 return None
             copies = self._updater.install(sequence, num_tokens, taken, replaced, first_write)
-            for g, block in left:
-                self._updater.keep_left(sequence, g, block, first_write)
+            for g, block in states:
+                self._updater.keep_answer_state(sequence, g, block, first_write)
         else:
             copies = []
         sequence.num_slots = max(sequence.num_slots, num_tokens)
@@ -466,7 +468,7 @@ class MemoryManager:
     def dispatched(self) -> None:
         """Note that the device has the step that was planned: blocks that it only reads are released, and content that
         it sends to another tier counts as sent."""
-        self._updater.end_priorities()
+        self._updater.levels.end_priorities()
         self.swap_space.dispatched(self._step.dispatched(self._updater.clock))
         if self.tiers is not None:
             self.tiers.dispatched()

@@ -121,19 +121,16 @@ class PrefixCache:
             for key in self._chain_keys
         }
 
-    def _name(self, tables: BlockTables, g: int, token_ids: Sequence[int], num_blocks: int) -> HashChain:
-        """Return the hash chain of a group, with links for `num_blocks` blocks."""
-        policy, size = tables.request.groups[g]
-        chain = tables.chains[self._chain_keys[g]]
+    def _grown(self, chains: dict[int, HashChain], g: int, token_ids: Sequence[int], num_blocks: int) -> HashChain:
+        """Return the hash chain of a group, which grows to have links for `num_blocks` blocks."""
+        policy, size = self._groups[g]
+        chain = chains[self._chain_keys[g]]
         chain.extend(token_ids if policy.names_tokens else range(num_blocks * size), num_blocks)
         return chain
 
     def links(self, chains: dict[int, HashChain], g: int, token_ids: Sequence[int], num_blocks: int) -> list[Link]:
         """Return the links of the first `num_blocks` blocks of a group; the chains grow to hold them."""
-        policy, size = self._groups[g]
-        chain = chains[self._chain_keys[g]]
-        chain.extend(token_ids if policy.names_tokens else range(num_blocks * size), num_blocks)
-        return chain.links[:num_blocks]
+        return self._grown(chains, g, token_ids, num_blocks).links[:num_blocks]
 
     def match(
         self,
@@ -154,7 +151,7 @@ class PrefixCache:
         hits: list[list[bool]] = []
         for g, (policy, size) in enumerate(groups):
             wanted = policy.full_blocks(limit, 0, size)
-            links = self._name(tables, g, token_ids, wanted).links[:wanted]
+            links = self.links(tables.chains, g, token_ids, wanted)
             found.append(self.find_all(g, links))
             hits.append([block is not None for block in found[g]])
             if staged:
@@ -174,9 +171,8 @@ class PrefixCache:
         groups = [(policy.for_request(encoder_tokens), size) for policy, size in self._groups]
         chains, hits = self.chains(salt, spans), []
         for g, (policy, size) in enumerate(groups):
-            chain, wanted = chains[self._chain_keys[g]], policy.full_blocks(limit, 0, size)
-            chain.extend(token_ids if policy.names_tokens else range(wanted * size), wanted)
-            hits.append([self.find(g, link) in blocks[g] for link in chain.links[:wanted]])
+            links = self.links(chains, g, token_ids, policy.full_blocks(limit, 0, size))
+            hits.append([self.find(g, link) in blocks[g] for link in links])
         return longest_prefix(groups, hits, limit, spans)
 
     def newly_full(
@@ -187,7 +183,7 @@ class PrefixCache:
         for g, (policy, size) in enumerate(tables.request.groups):
             full = policy.full_blocks(num_known, tables.num_computed, size)
             if full > tables.num_hashed[g]:
-                chain, table = self._name(tables, g, token_ids, full), tables.tables[g]
+                chain, table = self._grown(tables.chains, g, token_ids, full), tables.tables[g]
                 for i in range(tables.num_hashed[g], full):
                     if table[i] != NO_BLOCK:
                         yield g, i, table[i], chain.links[i]

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 
-from jpaged.cache_retention import CacheRetention
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
 from jpaged.memory.checkpoint_share import CheckpointShare
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.eviction_key import EvictionKey
+from jpaged.memory.eviction_levels import UNLIKELY, EvictionLevels, unlikely_blocks
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.prefix_prediction import PredictedPrefixes
 from jpaged.memory.recent_prefixes import RecentPrefixes
 from jpaged.memory.retention import Retention, level_at
 from jpaged.memory.step_blocks import StepBlocks
-
-UNLIKELY = -1000
-"""Level of priority, below all that requests can ask for, of blocks that hardly any prefix will need."""
-
-LAST_PART, MOST_WINDOWS = 512, 4
-"""Tokens at the end of a prompt that begins like no other within which a later one often parts from it: the next
-question about the same document. Of windows far shorter than that only so many are kept: all of them would be more than
-a pool holds that is sized for windows."""
-
-IN_USE = 1
-"""Level of a state where a running request's prompt parts from another one: a hit there shares KV that is in use, and
-takes no room. Requests can ask for this one, too, and for any higher."""
 
 
 class TableUpdater:
@@ -42,6 +30,7 @@ class TableUpdater:
         retention: the priorities that requests gave.
 
     Attributes:
+        levels: ranks released blocks.
         clock: tick of the newest release, see `EvictionKey`.
         version: newest version of a table.
     """
@@ -68,7 +57,7 @@ class TableUpdater:
         self._allocator = allocator
         self._cache = cache
         self._step = step
-        self._in_use: dict[tuple[int, int], list[tuple[int, Link]]] = {}  # states at `IN_USE`, with their KV's contents
+        self.levels = EvictionLevels(allocator, cache, retention, checkpoints, self.next_tick)
         self.clock = 0
         self.version = 0
 
@@ -85,11 +74,11 @@ class TableUpdater:
     def attach(self, sequence: BlockTables, tables: list[list[int]], length: int) -> None:
         """Give a sequence without blocks the cached ones of a prefix of `length` tokens."""
         for g, (policy, size) in enumerate(sequence.request.groups):
-            for block in tables[g]:
-                if block != NO_BLOCK:
-                    self._allocator.share(g, block)
-                    if self._checkpoints is not None:
-                        self._checkpoints.forget(g, block)
+            blocks = [block for block in tables[g] if block != NO_BLOCK]
+            self._allocator.share_all(g, blocks)
+            if self._checkpoints is not None and g in self._checkpoints.groups:
+                for block in blocks:
+                    self._checkpoints.forget(g, block)
             sequence.released_below[g] = policy.active_blocks(length, size)[-1].start
             sequence.num_hashed[g] = len(tables[g])
         sequence.tables = tables
@@ -129,7 +118,7 @@ class TableUpdater:
             needs.append(len(policy.placed(range(number, total), size)) + len(shared))
         return needs, replaced
 
-    def add_left(
+    def add_answer_states(
         self, sequence: BlockTables, length: int, needs: list[int], replaced: list[list[int]]
     ) -> list[tuple[int, int]]:
         """Add to what an append takes a block for each one that holds the state after `length` tokens of an answer,
@@ -138,7 +127,7 @@ class TableUpdater:
         Only tokens that are known name a state: where one of them is in flight, it is not kept.
         """
         assert self._checkpoints is not None
-        left = []
+        states = []
         for g in self._checkpoints.of_answers:
             policy, size = sequence.request.groups[g]
             if policy.answer_end(length, size) != length or length // size > sequence.num_hashed[g]:
@@ -150,16 +139,16 @@ class TableUpdater:
             if self._cache.twin(g, link) is None:
                 needs[g] += 1
                 replaced[g].append(entry)
-                left.append((g, table[entry]))
-        return left
+                states.append((g, table[entry]))
+        return states
 
-    def remove_left(self, left: list[tuple[int, int]], needs: list[int], replaced: list[list[int]]) -> None:
-        """Undo `add_left`."""
-        for g, _ in left:
+    def remove_answer_states(self, states: list[tuple[int, int]], needs: list[int], replaced: list[list[int]]) -> None:
+        """Undo `add_answer_states`."""
+        for g, _ in states:
             needs[g] -= 1
             replaced[g].pop()
 
-    def keep_left(self, sequence: BlockTables, g: int, block: int, length: int) -> None:
+    def keep_answer_state(self, sequence: BlockTables, g: int, block: int, length: int) -> None:
         """Cache a block that was replaced as the state after `length` tokens of an answer, in place of the one before.
 
         Its copy owns it until the step is dispatched.
@@ -250,9 +239,7 @@ class TableUpdater:
     def share_all(self, sequence: BlockTables) -> None:
         """Count one more owner of every block in the tables."""
         for g, table in enumerate(sequence.tables):
-            for block in table:
-                if block != NO_BLOCK:
-                    self._allocator.share(g, block)
+            self._allocator.share_all(g, [block for block in table if block != NO_BLOCK])
 
     def release_inactive(self, sequence: BlockTables, length: int) -> None:
         """Release the blocks that no token from position `length` on will read."""
@@ -270,7 +257,7 @@ class TableUpdater:
             for start, run in zip(reversed(gap_starts), reversed(runs), strict=True):
                 gap = range(max(start, first), run.start)
                 if self._aligned and policy.appends:
-                    self._release_passed(sequence, g, gap, length)
+                    self._release(sequence, g, gap, unlikely_blocks(sequence, g, gap, length))
                 else:
                     self._release(sequence, g, gap, junction=sequence.request.junction if self._aligned else 0)
                 for i in gap:
@@ -293,67 +280,12 @@ class TableUpdater:
         self.clock += 1
         for g, table in enumerate(sequence.tables):
             self._release(sequence, g, range(len(table)))
-        self._end_use()
+        self.levels.end_use()
         if self._recent is not None:
             self._recent.ended(sequence)
         if self._predicted is not None:
             self._predicted.ended(sequence)
             self._trim()
-
-    def _kv_at(self, sequence: BlockTables, end: int) -> list[tuple[int, Link]]:
-        """Return the contents that end after `end` tokens in the groups without states."""
-        assert self._checkpoints is not None
-        found = []
-        for g, (policy, size) in enumerate(sequence.request.groups):
-            if policy.names_tokens and g not in self._checkpoints.groups:
-                links = self._cache.chain(sequence, g).links
-                if 0 < end // size <= len(links):
-                    found.append((g, links[end // size - 1]))
-        return found
-
-    def _end_use(self) -> None:
-        """Give the states at `IN_USE` whose KV no sequence has any more the default level, as needed now."""
-        groups = self._allocator.groups
-        for (g, block), kv in list(self._in_use.items()):
-            key = groups[g].evictable.get(block)
-            if key is None or key.level != IN_USE:  # it is used, was evicted, or has another level by now
-                del self._in_use[g, block]
-                continue
-            held = ((o, self._cache.find(o, link)) for o, link in kv)
-            if not any(found is not None and groups[o].ref_count[found] for o, found in held):
-                del self._in_use[g, block]
-                self._allocator.requeue(g, block, EvictionKey(self.next_tick(), key.negative_end))
-
-    def loaded(self) -> None:
-        """Find the states at `IN_USE` in a pool that was restored: the next request to end frees them."""
-        for g in () if self._checkpoints is None else self._checkpoints.groups:
-            for block, key in self._allocator.groups[g].evictable.items():
-                link = self._cache.link(g, block) if key.level == IN_USE else None
-                if link is not None and not self._retention.level(g, link.digest):
-                    self._in_use[g, block] = []
-
-    def _release_passed(self, sequence: BlockTables, g: int, passed: range, length: int) -> None:
-        """Release blocks that a window has passed; those that no prefix is likely to end near are evicted first.
-
-        A later prompt begins where this one's end is near, where it parted from an earlier one or what it began with:
-        there it needs the window before. Of other places there are many, and a sequence passes them later than an
-        earlier one ended, whose last window would be evicted for them: none of several sessions would hit any more
-        (vLLM, issue 48435).
-        """
-        request = sequence.request
-        policy, size = request.groups[g]
-        end = max(length, request.prompt_tokens or 0)
-        parted = [prefix for prefix in ((request.begun or (0,))[0], request.parts_at) if prefix]
-        first = policy.active_blocks(end, size)[0].start * size
-        if not parted:  # the first of its kind: the next one may be another question about the same document
-            for _ in range(MOST_WINDOWS - 1):
-                if end - first < LAST_PART:
-                    first = policy.active_blocks(first, size)[0].start * size
-        wanted = [range(policy.active_blocks(first, size)[0].start, passed.stop)]
-        for prefix in parted:
-            wanted += policy.active_blocks(prefix, size)
-        wanted += sequence.predicted[g]
-        self._release(sequence, g, passed, {i for i in passed if not any(i in run for run in wanted)})
 
     def _release(
         self,
@@ -371,73 +303,28 @@ class TableUpdater:
         """
         tick, table = self.clock, sequence.tables[g]
         policy, size = sequence.request.groups[g]
-        runs, release = sequence.predicted[g], self._allocator.release
-        ranked = sequence.request.retention is not None or bool(self._retention)
+        release, levels, ref_count = self._allocator.release, self.levels, self._allocator.groups[g].ref_count
         checkpoints = self._checkpoints if self._checkpoints is not None and g in self._checkpoints.groups else None
-        is_plain = not (runs or ranked or unlikely or checkpoints is not None or self._in_use)
+        is_plain = not unlikely and checkpoints is None and levels.are_plain(sequence, g)
+        owned: list[int] = []  # by others too, the last of which says when they were needed
         for i in reversed(logical):
-            if (block := table[i]) != NO_BLOCK:
-                end = policy.prefix_end(i, size) if self._aligned else 0
-                key, protect = EvictionKey(tick, -end), False
-                cached = self._is_cached(sequence, g, i)
-                if not is_plain:
-                    key, protect = self._ranked(
-                        sequence, g, i, key, cached, unlikely, 0 if checkpoints is None else junction
-                    )
-                release(g, block, key, cached, protect)
-                if checkpoints is not None and cached:
-                    guess = sequence.request.guess((i + 1) * size)
-                    if guess is not None:
-                        checkpoints.left(g, block, guess)
-
-    def _ranked(
-        self,
-        sequence: BlockTables,
-        g: int,
-        logical: int,
-        key: EvictionKey,
-        cached: bool,
-        unlikely: Container[int],
-        junction: int,
-    ) -> tuple[EvictionKey, bool]:
-        """Return the key at the level of priority that a released block has from now on, and whether to protect it.
-
-        Args:
-            logical: number of the block in the table.
-            key: its key without any level.
-            cached: whether its content can be found.
-            unlikely, junction: see `_release`.
-        """
-        block, (policy, size) = sequence.tables[g][logical], sequence.request.groups[g]
-        end, retention, level = policy.prefix_end(logical, size), sequence.request.retention, 0
-        protect = any(logical in run for run in sequence.predicted[g])
-        if cached and (retention is not None or self._retention):
-            level = self._level(retention, g, block, end)
-        self._in_use.pop((g, block), None)
-        if cached and not level and junction and end == junction and not protect:
-            self._in_use[g, block] = self._kv_at(sequence, end)
-            return key.at_level(IN_USE), protect
-        if level or logical in unlikely:
-            return key.at_level(level or UNLIKELY), False  # the user knows better than the prediction
-        return key, protect
-
-    def _level(self, retention: CacheRetention | None, g: int, block: int, end: int) -> int:
-        """Return the level of priority of a cached block whose prefix ends at `end`, after noting what a request that
-        releases it asks for."""
-        link = self._cache.link(g, block)
-        assert link is not None, "a cached block has a content"
-        asked = None if retention is None else level_at(retention, end - 1)
-        if asked is not None:
-            self._retention.note(g, link.digest, *asked)
-        return self._retention.level(g, link.digest)
-
-    def end_priorities(self) -> None:
-        """Give blocks whose priority has ended the default one, as if they were needed now."""
-        for g, digest in self._retention.take_ended():
-            block = self._cache.named(g, digest)
-            key = None if block is None else self._allocator.groups[g].evictable.get(block)
-            if block is not None and key is not None:
-                self._allocator.requeue(g, block, EvictionKey(self.next_tick(), key.negative_end))
+            if (block := table[i]) == NO_BLOCK:
+                continue
+            if is_plain and ref_count[block] > 1:
+                owned.append(block)
+                continue
+            end = policy.prefix_end(i, size) if self._aligned else 0
+            key, protect = EvictionKey(tick, -end), False
+            cached = self._is_cached(sequence, g, i)
+            guess = None if checkpoints is None or not cached else sequence.request.guess((i + 1) * size)
+            if not is_plain:
+                at = 0 if checkpoints is None else junction
+                hardly = i in unlikely or (checkpoints is not None and self._aligned and checkpoints.is_unlikely(guess))
+                key, protect = levels.ranked(sequence, g, i, key, is_cached=cached, is_unlikely=hardly, junction=at)
+            release(g, block, key, cached, protect)
+            if checkpoints is not None and guess is not None:
+                checkpoints.left(g, block, guess)
+        self._allocator.release_owned(g, owned)
 
     def _is_cached(self, sequence: BlockTables, g: int, logical: int) -> bool:
         """Tell whether a block's content can be found. It is cached now if its twin was evicted or is unused."""

@@ -111,7 +111,8 @@ class TierPrefetch:
         self._updated = now
 
     def _look(self, request: Request, *, is_next: bool) -> None:
-        if request.computes_whole_prompt or not request.live:
+        is_current = self._tiers.prefetch.is_current(request.request_id)  # as in most steps that it waits
+        if is_current or request.computes_whole_prompt or not request.live:
             return
         name = self._holds.prefix(request)
         self._memory.read_ahead(

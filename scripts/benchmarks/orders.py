@@ -1,17 +1,24 @@
-"""Compares orders of this project's memory on the loads of `against_vllm`: of placement and of eviction."""
+"""Compares this project's memory with itself on the loads of `against_vllm`: orders of placement and of eviction, and
+host memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
+from typing import Any
 
+import jpaged
 from scripts.benchmarks.against_vllm import LOADS, POOLS, Served, by_jpaged
-from scripts.benchmarks.shapes import shape_named
+from scripts.benchmarks.shapes import ModelShape, shape_named
+from scripts.benchmarks.workloads import Ask
 from scripts.cases import Row
 
 WINDOWED = ["Gemma-3-27B", "Gemma-4-31B", "gpt-oss-20b"]
 KINDS = ["conversations", "articles", "agents"]
 BLOCK_SIZES = [16, 32, 128]
+ROOM = str(Path(jpaged.__file__).parent)
 LARGE_BLOCK, POOL_OF_LARGE = 128, 4
 """Tokens of a block from which on a pool has so many times the bytes: its large pages are so much larger."""
 
@@ -65,6 +72,39 @@ def eviction_time(
                 "aligned, us": 1e6 * times[0],
                 "time a step": times[1] / times[0],
             }
+
+
+def tier_calls(
+    models: list[str] | None = None, loads: list[str] = KINDS, requests: int = 48, seeds: int = 3
+) -> Iterator[Row]:
+    """Python functions of this project that a step calls with host memory of four times the pool, over those without.
+
+    Calls are equal on every machine, however loaded; times are not.
+    """
+    for model in models or POOLS:
+        shape = shape_named(model, POOLS[model])
+        for load in loads:
+            drawn = [LOADS[load](requests, seed) for seed in range(seeds)]
+            plain, ram = ([_counted(shape, asks, ram=times) for asks in drawn] for times in (0.0, 4.0))
+            calls = [sum(number for _, number in runs) / _steps([one for one, _ in runs]) for runs in (plain, ram)]
+            yield {"model": model, "load": load, "calls": calls[0], "with RAM": calls[1], "times": calls[1] / calls[0]}
+
+
+def _counted(shape: ModelShape, asks: Sequence[Ask], **options: Any) -> tuple[Served, int]:
+    """Serve requests; return also how many functions of jpaged were called."""
+    count = 0
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(ROOM)
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        served = by_jpaged(shape, asks, **options)
+    finally:
+        sys.setprofile(before)
+    return served, count
 
 
 def _steps(served: list[Served]) -> int:

@@ -46,6 +46,7 @@ BENCHMARKS = Cases(
         "against-vllm": "against_vllm.against_vllm",
         "placement": "orders.placement",
         "eviction-time": "orders.eviction_time",
+        "tier-calls": "orders.tier_calls",
         "several-turns": "several_turns.several_turns",
         "public-reports": "public_reports.public_reports",
         "vllm-judge": "vllm_judge.vllm_judge",

@@ -95,6 +95,16 @@ def test_a_hit_makes_a_page_the_newest():
     assert pool.take(pool.request()) == [other]
 
 
+def test_a_block_whose_low_priority_ends_makes_its_page_the_newest():
+    pool = Pool([2], 2)
+    low, other = pool.take(pool.request(), 2), pool.take(pool.request(), 2)
+    pool.allocator.release(0, low[0], EvictionKey(1, 0).at_level(-1), True)
+    pool.tick = 1
+    pool.release(low[1], *other)
+    pool.allocator.requeue(0, low[0], EvictionKey(9, 0))
+    assert pool.take(pool.request(), 2) == other
+
+
 def test_many_hits_leave_no_trail_of_old_times():
     pool = Pool([1], 2)
     blocks = pool.take(pool.request(), 2)
@@ -207,6 +217,9 @@ def test_ids_out_of_range_raise(block):
         pool.allocator.share(0, block)
     with pytest.raises(RuntimeError, match="outside"):
         pool.release(block)
+    for of_many in (pool.allocator.share_all, pool.allocator.release_owned):
+        with pytest.raises(RuntimeError, match=rf"block {block} .* outside"):
+            of_many(0, [0, block])
 
 
 def test_sharing_or_releasing_what_nobody_owns_raises():
@@ -215,6 +228,9 @@ def test_sharing_or_releasing_what_nobody_owns_raises():
         pool.allocator.share(0, 0)
     with pytest.raises(RuntimeError, match="has no owner"):
         pool.release(0)
+    taken = pool.take(pool.request())
+    with pytest.raises(RuntimeError, match="has no other owner"):
+        pool.allocator.release_owned(0, taken)
 
 
 @settings(max_examples=examples(150), deadline=None)

@@ -21,9 +21,9 @@ from jpaged.memory import (
     StateCheckpoints,
 )
 from jpaged.memory.checkpoint_share import CheckpointShare, Guess
+from jpaged.memory.eviction_levels import IN_USE, UNLIKELY
 from jpaged.memory.hash_chain import HashChain, TokenSpan
 from jpaged.memory.saving import load_memory, memory_data
-from jpaged.memory.table_updater import IN_USE
 
 SIZE, INTERVAL = 4, 64
 ANSWERS = INTERVAL // 8
@@ -250,6 +250,22 @@ def test_a_state_in_use_does_not_outlast_a_request_that_parts_nowhere(first, res
     assert IN_USE not in levels(manager)
     crowd(manager, 10, 12)
     assert manager.cached_prefix([*head, 999]) == 0
+
+
+@pytest.mark.parametrize("order", ["aligned", "lru"])
+@pytest.mark.parametrize("parted", [False, True])
+def test_states_of_the_kind_that_fewer_requests_began_with_go_first(order, parted):
+    manager = manager_of(prefix_eviction=order)
+    for seq_id in range(4 * parted):
+        ask(manager, seq_id, [*tokens(2 * INTERVAL), *tokens(5, 500 + 10 * seq_id)])
+    prompt, parts = tokens(2 * INTERVAL + 20, 1000), manager.parts
+    ask(manager, 9, prompt)
+    (chain,) = parts.cache.chains().values()
+    chain.extend(prompt, len(prompt) // SIZE)
+    inside, at_end = (parts.cache.find(1, chain.links[end // SIZE - 1]) for end in (INTERVAL, len(prompt)))
+    ranks = [parts.allocator.groups[1].evictable[block].level for block in (inside, at_end) if block is not None]
+    first = [0, UNLIKELY] if parted else [UNLIKELY, 0]
+    assert ranks == (first if order == "aligned" else [0, 0])
 
 
 def test_a_state_that_is_protected_gets_no_level_in_use():

@@ -242,7 +242,7 @@ def flooded(disk: FakeStore, *kept, pages: int = 12, **limits) -> list[bool]:
     for number, (salt, _) in enumerate(kept):
         (chain,) = memory.parts.cache.chains(salt).values()
         chain.extend([number] * 16, 4)
-        left.append(all(tier.index.readable(0, link) is not None for link in chain.links))
+        left.append(all(tier.index.readable(0, chain.links)))
     return left
 
 

@@ -13,9 +13,9 @@ MOST_KEPT = 4
 BLOCKS_A_KEPT = 16
 """Blocks of the pool for each of these."""
 
-LEAST_APART = 8
-"""A state is not kept within this part of an interval from one that is likelier to be needed: there is little to
-gain."""
+PARTS_OF_INTERVAL = 8
+"""A state is not kept within one of so many parts of an interval from one that is likelier to be needed: there is
+little to gain. Of an answer one is kept after every part, the newest only."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class StateCheckpoints(Policy):
     def for_prefix(self, cached: int, *kept: int) -> Policy:
         if self.ends is not None:
             return self
-        apart, chosen = self.interval // LEAST_APART, [cached]
+        apart, chosen = self.interval // PARTS_OF_INTERVAL, [cached]
         for end in kept:
             near = any(end == other or abs(end - other) < apart for other in chosen[1:])
             if cached < end and not near and len(chosen) <= self.most_kept:
@@ -114,7 +114,7 @@ class StateCheckpoints(Policy):
         return 1 + self.most_kept if self.ends is None else 0
 
     def _answers_apart(self, block_size: int) -> int:
-        return max(1, self.interval // LEAST_APART // block_size) * block_size
+        return max(1, self.interval // PARTS_OF_INTERVAL // block_size) * block_size
 
     def answer_end(self, length: int, block_size: int) -> int:
         if self.prompt is None or not self.answers:

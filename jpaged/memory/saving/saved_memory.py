@@ -106,7 +106,7 @@ def load_memory(memory: MemoryManager, data: Mapping[str, Any]) -> None:
     for seq_id in data["pinned"]:
         memory.pin(seq_id)
     parts.retention.load(data.get("retained", ()))  # 0.2.0 saved none
-    parts.updater.loaded()
+    parts.updater.levels.restored()
     if parts.allocator.watch is not None:
         for g, group in enumerate(parts.allocator.groups):
             for block, key in [*group.evictable.items(), *group.protected.items()]:

@@ -88,7 +88,7 @@ class TierIndex:
         self._blocks: list[dict[bytes, StoredBlock]] = [{} for _ in self.block_bytes]
         self._pages: dict[int, _Page] = {}
         self._order = PageOrder()
-        self._open: dict[tuple[int, int], int] = {}  # the page that is filled, by group and level
+        self._open: dict[tuple[int, int], tuple[int, _Page]] = {}  # the page that is filled, by group and level
         self._holed: dict[tuple[int, int], list[int]] = {}  # pages that may have holes, by group and level
         self._tenants = TenantBlocks(self.salt_bytes)
         self._num_new = 0  # pages that were ever used
@@ -117,9 +117,16 @@ class TierIndex:
         stored = self._blocks[g].get(link.digest)
         return stored if stored is not None and stored.tokens == link.tokens else None
 
-    def readable(self, g: int, link: Link) -> StoredBlock | None:
-        """Return the block if a read that begins now finds it: the store writes and reads in order."""
-        return None if (g, link.digest) in self._unsent else self.find(g, link)
+    def readable(self, g: int, links: Iterable[Link]) -> list[StoredBlock | None]:
+        """Return what `find` does of those of some contents that a read which begins now finds, None for the others:
+        the store writes and reads in order."""
+        stored, unsent = self._blocks[g].get, self._unsent
+        return [
+            one
+            if (one := stored(link.digest)) is not None and one.tokens == link.tokens and (g, link.digest) not in unsent
+            else None
+            for link in links
+        ]
 
     def place(self, g: int, link: Link) -> int | None:
         """Return where a block lies; None = it cannot be found."""
@@ -161,7 +168,8 @@ class TierIndex:
         self._unsent.add((g, link.digest))
         if self.watch is not None:
             self.watch.stored(g, link)
-        self._tenants.add(stored.place, size, link.tenant)
+        if self.salt_bytes is not None:
+            self._tenants.add(stored.place, size, link.tenant)
         if level:
             self._order.extend(number, until)
         self._order.touch(number)
@@ -249,18 +257,18 @@ class TierIndex:
     def _next_slot(self, g: int, level: int) -> tuple[int, int] | None:
         """Return a page and a slot of it for a block: in a hole, in the page that is filled, or in another one; None
         where there is no page for it."""
-        holed = self._holed.get((g, level))
+        holed = self._holed.get((g, level)) if self._holed else None
         while holed:
             if self._is_of(holed[-1], g, level) and (holes := self._pages[holed[-1]].holes):
                 return holed[-1], holes.pop()
             holed.pop()
-        number = self._open.get((g, level))
-        if number is None or not self._is_of(number, g, level) or self._is_full(number):
+        filled = self._open.get((g, level))
+        if filled is None or not self._has_place(*filled, level):
             number = self._take_page(g, level)
             if number is None:
                 return None
-            self._open[g, level] = number
-        page = self._pages[number]
+            filled = self._open[g, level] = number, self._pages[number]
+        number, page = filled
         page.num_given += 1
         return number, page.num_given - 1
 
@@ -268,9 +276,11 @@ class TierIndex:
         page = self._pages.get(number)
         return page is not None and page.group == g and self._order.level(number) == level
 
-    def _is_full(self, number: int) -> bool:
-        page = self._pages[number]
-        return (page.num_given + 1) * self.block_bytes[page.group] > self.page_bytes
+    def _has_place(self, number: int, page: _Page, level: int) -> bool:
+        """Tell whether a page is in use, has its level and is not full."""
+        if self._pages.get(number) is not page or (level and self._order.level(number) != level):
+            return False  # only level 0 does not end
+        return (page.num_given + 1) * self.block_bytes[page.group] <= self.page_bytes
 
     def _vacate(self, place: int) -> None:
         """Forget the block of a place, and let this be used again: with its page where that has no other block, and

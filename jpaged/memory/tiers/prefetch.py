@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+logger = logging.getLogger(__name__)
+
+MOST_CHANGES = 1 << 16
+"""Changed contents that are remembered."""
+
+LONGEST_WAIT = 5.0
+"""Seconds (or twice the time of computing the tokens, if that is more) after which a request stops waiting."""
+
+
 class Staged(NamedTuple):
     """A block that was read.
 
@@ -81,9 +90,9 @@ class ChangedContents:
         """Return how many there were so far."""
         return self._first + len(self._digests)
 
-    def add(self, digest: bytes) -> None:
-        """Add a content."""
-        self._digests.append(digest)
+    def add(self, *digests: bytes) -> None:
+        """Add contents."""
+        self._digests += digests
         if len(self._digests) > MOST_CHANGES:
             del self._digests[: MOST_CHANGES // 2]
             self._first += MOST_CHANGES // 2
@@ -98,15 +107,6 @@ class ChangedContents:
         if since < self._first:
             return True
         return since < self.end and not names.isdisjoint(self._digests[since - self._first :])
-
-
-logger = logging.getLogger(__name__)
-
-MOST_CHANGES = 1 << 16
-"""Changed contents that are remembered."""
-
-LONGEST_WAIT = 5.0
-"""Seconds (or twice the time of computing the tokens, if that is more) after which a request stops waiting."""
 
 
 class Content(NamedTuple):
@@ -169,6 +169,8 @@ class Prefetch:
     def look(self, request_id: int, prefix: Prefix, cache: PrefixCache, now: float, *, is_next: bool) -> None:
         """Begin to read the blocks of a request's prefix that the pool lacks, if they are worth reading.
 
+        It does nothing where `is_current`; a caller that asks this first spares making the prefix.
+
         Args:
             now: time in seconds, on the clock of `waits_for`.
             is_next: whether the request is the next to be admitted, so that blocks read for others may be dropped.
@@ -180,13 +182,9 @@ class Prefetch:
             if not any(len(tier.index) and tier.is_open for tier in self._tiers):
                 return
             waiting = self._waiting[request_id] = WaitingRequest(prefix.chains)
-        self._take(waiting)
-        if waiting.reads or waiting.has_given_up:
+        if self.is_current(request_id):
             return
-        usable = [number for number, tier in enumerate(self._tiers) if tier.is_open and not self._hangs(number)]
-        seen = waiting.usable == usable and not self.changes.concern(waiting.names, waiting.seen)
-        if seen or not usable:
-            return
+        usable = self._usable()
         contents = prefix.contents() if prefix.contents is not None else ()
         tokens, blocks = self._missing(waiting, prefix, contents, cache, usable)
         num_bytes = sum(block.num_bytes for mine in blocks.values() for block in mine)
@@ -194,7 +192,7 @@ class Prefetch:
             return
         waiting.seen, waiting.usable = self.changes.end, usable
         named = (*(chain.links for chain in waiting.chains.values()), *(content.links for content in contents))
-        waiting.names = frozenset(link.digest for links in named for link in links)
+        waiting.names = frozenset([link.digest for links in named for link in links])
         if not blocks:
             return
         computing = self._tiers[0].break_even.seconds_per_token or 0
@@ -207,6 +205,19 @@ class Prefetch:
                 tier.index.touch(block)
             waiting.reads[number] = read = TierRead(mine, [tier.block_name(block) for block in mine])
             tier.store.read(read)
+
+    def is_current(self, request_id: int) -> bool:
+        """Tell whether `look` would find no more for a request than when it was called last."""
+        waiting = self._waiting.get(request_id)
+        if waiting is None:
+            return False
+        self._take(waiting)
+        if waiting.reads or waiting.has_given_up or not (usable := self._usable()):
+            return True
+        if waiting.usable != usable or self.changes.concern(waiting.names, waiting.seen):
+            return False
+        waiting.seen = self.changes.end
+        return True
 
     def waits_for(self, request_id: int, now: float) -> TierRead | None:
         """Return a read in progress for a request; None if there is none, or it takes too long."""
@@ -253,10 +264,14 @@ class Prefetch:
         """Raise AssertionError where a count is wrong; for tests."""
         assert self._num_staged == sum(waiting.num_bytes for waiting in self._waiting.values()), "bytes read ahead"
 
-    def _hangs(self, number: int) -> bool:
-        """Tell whether a tier does not answer: no other request should wait for it."""
-        late = self._late.get(number)
-        return late is not None and not late.is_done
+    def _usable(self) -> list[int]:
+        """Return the numbers of the tiers that work and answer: no request should wait for another."""
+        late = self._late
+        return [
+            number
+            for number, tier in enumerate(self._tiers)
+            if tier.is_open and (number not in late or late[number].is_done)
+        ]
 
     def _take(self, waiting: WaitingRequest) -> None:
         """Take over the results of reads that have ended."""
@@ -295,7 +310,7 @@ class Prefetch:
             found, read = cache.find_all(g, links), waiting.contents
             hits = [block is not None or (g, link.digest) in read for block, link in zip(found, links, strict=True)]
             here.append(hits)
-            there.append([None if hit else self._first(usable, g, link) for hit, link in zip(hits, links, strict=True)])
+            there.append(self._places(usable, g, links, hits))
         chosen = self._best(prefix, here, there, usable) if any(map(any, there)) else (0, {})
         return self._with_contents(waiting, prefix, contents, here, chosen, usable) if contents else chosen
 
@@ -347,7 +362,7 @@ class Prefetch:
         found = longest_prefix(prefix.groups, here, prefix.limit, prefix.spans) + tokens
         for content in contents:
             lacking = [link for link in content.links if (content.group, link.digest) not in waiting.contents]
-            places = [self._first(usable, content.group, link) for link in lacking]
+            places = self._places(usable, content.group, lacking)
             if content.is_here or content.stop <= found or not all(places):
                 continue
             mine: dict[int, list[StoredBlock]] = {}
@@ -360,13 +375,20 @@ class Prefetch:
                     blocks.setdefault(number, []).extend(stored for stored in some if stored.digest not in twice)
         return tokens, blocks
 
-    def _first(self, usable: Sequence[int], g: int, link: Link) -> tuple[int, StoredBlock] | None:
-        """Return the first tier that has a block, and where."""
+    def _places(
+        self, usable: Sequence[int], g: int, links: Sequence[Link], is_here: Sequence[bool] = ()
+    ) -> list[tuple[int, StoredBlock] | None]:
+        """Return for each content the first tier that has it, and where; None of those that no tier has, and of those
+        that are here."""
+        places: list[tuple[int, StoredBlock] | None] = [None] * len(links)
+        lacking = [i for i in range(len(links)) if not (is_here and is_here[i])]
         for number in usable:
-            stored = self._tiers[number].index.readable(g, link)
-            if stored is not None:
-                return number, stored
-        return None
+            found = self._tiers[number].index.readable(g, [links[i] for i in lacking])
+            for i, stored in zip(lacking, found, strict=True):
+                if stored is not None:
+                    places[i] = number, stored
+            lacking = [i for i in lacking if places[i] is None]
+        return places
 
     def _saved(self, tokens: int, blocks: Mapping[int, Sequence[StoredBlock]]) -> float:
         """Return the seconds that reading blocks saves, of tiers whose break-even is given in tokens any positive

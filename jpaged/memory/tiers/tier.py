@@ -114,25 +114,35 @@ class Tier:
         waiting = self.store.num_queued_bytes + self._unsent_bytes
         return not waiting or waiting + self.index.block_bytes[g] <= BACKLOG_BYTES
 
+    @property
+    def takes_blocks(self) -> bool:
+        """Tell whether blocks may be put into it by this process."""
+        return self.is_open and not self.only_reads
+
     def put(self, g: int, link: Link, level: int = 0, until: float = math.inf) -> StoredBlock | None:
-        """Give a block of the pool a place; None where it has one, or none is to be had.
+        """Give a block of the pool a place; None where it has one, or none is to be had. The tier `takes_blocks`, and
+        `keeps_up`.
 
         Args:
             level, until: see `TierIndex.put`.
         """
-        if not self.is_open or self.only_reads:
-            return None
-        stored = self.index.find(g, link)
-        if stored is not None:
-            self.index.touch(stored)
-            return None
-        if not self.keeps_up(g):
-            self.counters.skipped += 1
+        if self._touch(g, link):
             return None
         stored = self.index.put(g, link, level, until)
         if stored is not None:
             self._unsent_bytes += stored.num_bytes
         return stored
+
+    def skip(self, g: int, link: Link) -> None:
+        """Note that the pool loses a block for which the tier does not keep up."""
+        self.counters.skipped += not self._touch(g, link)
+
+    def _touch(self, g: int, link: Link) -> bool:
+        """Note that a content is needed now; return whether the tier has it."""
+        stored = self.index.find(g, link)
+        if stored is not None:
+            self.index.touch(stored)
+        return stored is not None
 
     def sent(self) -> None:
         """Note that all blocks with a place are there, or on their way."""

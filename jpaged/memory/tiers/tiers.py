@@ -121,8 +121,11 @@ class Tiers:
         self.prefetch.changes.add(link.digest)
         for number, tier in enumerate(self.each):
             waits = self._full[number].pop((g, block), None) if tier.at_fill else (link, 0)
-            if waits is not None and self._is_planning:
-                self._write(number, tier, g, block, *waits)
+            if waits is not None and self._is_planning and tier.takes_blocks:
+                if tier.keeps_up(g):
+                    self._write(number, tier, g, block, *waits)
+                else:
+                    tier.skip(g, link)
 
     def unfill(self, g: int, block: int, link: Link) -> None:
         """Note that the pool evicts a block that the step in planning was to fill; its content may not be there yet."""
@@ -146,8 +149,13 @@ class Tiers:
     def take_writes(self) -> list[TierWrite]:
         """Return the blocks that the device copies out before anything else of the step, whose planning ends."""
         self._is_planning = False
+        if not self._writes and not any(self._full.values()):
+            return []
         for number, full in self._full.items():
             tier, done = self.each[number], 0
+            if not tier.takes_blocks:
+                self._full[number] = {}
+                continue
             for (g, block), (link, level) in full.items():
                 if self._link_of(g, block) is link:  # else it was overwritten
                     if not tier.keeps_up(g):
@@ -159,10 +167,8 @@ class Tiers:
         return [write for write, stored in self._writes if self.each[write.tier].index.holds(stored)]
 
     def _write(self, number: int, tier: Tier, g: int, block: int, link: Link, level: int) -> None:
-        kept = None
-        if self._retention:
-            kept = self._retention.get(g, link.digest)
-        stored = tier.put(g, link, *(kept or (level,)))
+        kept = None if self._retention is None else self._retention.get(g, link.digest)
+        stored = tier.put(g, link, level) if kept is None else tier.put(g, link, *kept)
         if stored is not None:
             write = TierWrite(g, block, stored.place, tier.block_name(stored), number, stored)
             self._writes.append((write, stored))
@@ -173,8 +179,7 @@ class Tiers:
 
     def dispatched(self) -> None:
         """Note that the device has the step: its writes can be read from now on."""
-        for _, stored in self._writes:
-            self.prefetch.changes.add(stored.digest)
+        self.prefetch.changes.add(*[stored.digest for _, stored in self._writes])
         for tier in self.each:
             tier.sent()
         for full in self._full.values():  # what comes from a later tier goes to the earlier ones too

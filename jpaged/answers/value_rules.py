@@ -15,6 +15,7 @@ from jpaged.answers.marks import Marks
 from jpaged.answers.notations import Literals, Tagged
 from jpaged.answers.schema_types import listed_in, resolved
 from jpaged.json_schema import DEFINITIONS
+from jpaged.structured_outputs import MOST_CHARACTERS
 
 _MORE = "(.|\\n)*"
 ANY = f"/{_MORE}/"
@@ -50,24 +51,33 @@ class ValueRules:
 
     def __init__(self, name: str, schema: Mapping[str, Any], marks: Marks, options: Mapping[str, Any]) -> None:
         self.rules: list[str] = []
+        self._size = 0
         self._name = name
         self._root = schema
         self._marks = marks
         self._options = options
 
     def new(self, rule: str, *, terminal: bool = False, lazy: bool = False) -> str:
-        """Add a rule and return its name."""
+        """Add a rule and return its name.
+
+        Raises:
+            ValueError: the rules have more characters than a grammar may have.
+        """
+        self._size += len(rule)
+        if self._size > MOST_CHARACTERS:
+            raise ValueError(
+                f"the rules of the parameters have more than {MOST_CHARACTERS:,} characters, the limit of a grammar"
+            )
         name = f"{self._name}_{len(self.rules)}"
         name = name.upper() if terminal else name
         self.rules.append(f"{name}{'[lazy]' if lazy else ''}: {rule}")
         return name
 
     def json(self, schema: Any) -> str:
-        """Return the rule of a value in JSON."""
+        """Return the rule of a value in JSON, with all definitions if it refers to any."""
         own = dict(schema) if isinstance(schema, Mapping) else {}
-        for keyword in DEFINITIONS:
-            if isinstance(self._root.get(keyword), Mapping):
-                own[keyword] = self._root[keyword]
+        if '"$ref"' in json.dumps(own):
+            own |= {key: self._root[key] for key in DEFINITIONS if isinstance(self._root.get(key), Mapping)}
         return self.new(f"%json {json.dumps({**own, 'x-guidance': dict(self._options)})}")
 
     def resolved(self, schema: Any) -> Any:

@@ -73,3 +73,12 @@ def test_a_union_of_too_many_schemas_is_refused():
     with pytest.raises(ValueError, match="a union of more than 10,000 schemas"):
         allows("qwen3_coder", {"$ref": "#/$defs/x0"}, "1", **{"$defs": own})
     assert types_of({"$ref": "#/$defs/x0"}, {"$defs": own}) == {"integer"}
+
+
+def test_definitions_that_would_be_written_again_and_again_end_at_a_grammars_limit():
+    own = {"much": {"const": "a" * 10_000}}
+    properties = {f"x{i}": {"type": "array", "items": {"$ref": "#/$defs/much"}} for i in range(200)}
+    with pytest.raises(ValueError, match="more than 1,048,576 characters, the limit of a grammar"):
+        allows("qwen3_coder", None, "", properties=properties, **{"$defs": own})
+    alone = {f"x{i}": {"type": "array", "items": {"type": "integer"}} for i in range(200)}
+    assert allows("qwen3_coder", None, "[1]", properties={"x": {"type": "array"}} | alone, **{"$defs": own})

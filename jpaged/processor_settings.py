@@ -23,6 +23,7 @@ _CALLS = frozenset(("return_tensors", "data_format", "input_data_format", "devic
 """Names that a processor takes with a call, and that say nothing of an image."""
 _FRACTIONS = ("rescale_factor", "max_pixels_tolerance")
 """Numbers that may have a fraction, though a checkpoint may have a whole one."""
+_FILTERS = range(6)
 _NESTED = ("images_kwargs", "videos_kwargs")
 
 
@@ -134,6 +135,8 @@ def _check_type(name: str, value: Any, now: Any) -> None:
         raise ValueError(f"{NAME} has {name}={value!r}, which must be a list of numbers, as {list(now)!r}")
     if name in ("image_std", "rescale_factor") and not all(value if isinstance(value, list) else [value]):
         raise ValueError(f"{NAME} has {name}={value!r}: pixels are divided by it, or all become equal")
+    if name == "resample" and value is not None and value not in _FILTERS:
+        raise ValueError(f"{NAME} has {name}={value!r}, which must be the number of a filter of Pillow's, 0 to 5")
     if isinstance(now, Mapping):
         for key, each in value.items():
             if not _is_number([each]) or not each > 0:

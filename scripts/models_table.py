@@ -211,7 +211,6 @@ def tiny_configs() -> dict[str, list[Any]]:
     found += [*_texts(), vision.gemma3_config(), vision.llava_config(), vision.mllama_config()]
     found.append(vision.mllama_config().get_text_config())
     found += [make()[1] for make in of_tests("engine/qwen_vl_checkpoints.py").FAMILIES.values()]
-    found.append(of_tests("engine/pixtral_checkpoints.py").llama4_config())
     with_eyes = [make() for make in of_tests("engine/gemma4_checkpoints.py").FAMILIES.values()]
     found += [*with_eyes, with_eyes[-1].get_text_config()]
     by_type = defaultdict(list)

@@ -53,6 +53,7 @@ def test_a_request_raises_no_bound_and_an_engine_does(settings):
         ({"size": 4}, "size=4, which must be a mapping"),
         ({"size": {"height": -1}}, "whose height must be a positive number"),
         ({"size": {"height": 56}}, "height=56: a request may lower this bound, which is 28"),
+        ({"resample": 56}, "resample=56, which must be the number of a filter of Pillow.s, 0 to 5"),
         ({"max_soft_tokens": 9}, "has 'max_soft_tokens'"),
     ],
 )

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from jpaged.image_sources import ImageSources
-from jpaged.images.frames import Indices, Sampling
+from jpaged.images.frames import OF_RATES, RATES, Indices, Sampling, is_rate
 from jpaged.images.pixels import decoded, is_pil, picture_of
 from jpaged.images.sources import bytes_of, shown_url
 from jpaged.validation import integer
@@ -30,6 +30,8 @@ _JPEGS = "data:video/jpeg;base64,"
 _MOST_RATE = 120
 """Frames in a second of video: a file with more is not one to look at."""
 _MOST_SECONDS = 1e9
+_MOST_NUMBER = 10**12
+"""The number of a frame among all of its video is less."""
 _METADATA = (
     "fps",
     "total_num_frames",
@@ -158,8 +160,8 @@ def _checked(known: Mapping[str, Any], total: int, place: str) -> tuple[float | 
     if unknown := sorted(map(str, known.keys() - set(_METADATA))):
         raise ValueError(f"{place} has {unknown[0]!r} in its metadata; known are {', '.join(_METADATA)}")
     fps = known.get("fps")
-    if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf):
-        raise ValueError(f"{place} has fps={fps!r}, which must be a finite number above 0")
+    if fps is not None and not is_rate(fps):
+        raise ValueError(f"{place} has fps={fps!r}, which must be {OF_RATES}")
     seconds = known.get("duration")
     if seconds is not None and (
         isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < _MOST_SECONDS
@@ -169,14 +171,22 @@ def _checked(known: Mapping[str, Any], total: int, place: str) -> tuple[float | 
         )
     number = known.get("total_num_frames")
     if number is not None:
-        number = integer(f"{place}: total_num_frames", number, low=1)
+        number = integer(f"{place}: total_num_frames", number, low=1, high=_MOST_NUMBER)
     indices = known.get("frames_indices")
     if indices is None:
         return None if fps is None else float(fps), range(total), total
     found = np.asarray(indices)
-    if found.shape != (total,) or found.dtype.kind not in "iu" or (found < 0).any():
-        raise ValueError(f"{place} has frames_indices={indices!r}, which must be one number from 0 on for each frame")
-    return None if fps is None else float(fps), found.tolist(), number or int(found.max()) + 1
+    if found.shape != (total,) or found.dtype.kind not in "iu" or (found < 0).any() or (found >= _MOST_NUMBER).any():
+        raise ValueError(
+            f"{place} has frames_indices={indices!r}, which must be one number from 0 to {_MOST_NUMBER - 1} for each "
+            "frame"
+        )
+    least = int(found.max()) + 1
+    if number is not None and number < least:
+        raise ValueError(
+            f"{place} has total_num_frames={number}, which must be at least {least}, by its frames_indices"
+        )
+    return None if fps is None else float(fps), found.tolist(), number or least
 
 
 def _pixels_of(video: Any, chosen: Indices, place: str, sources: ImageSources) -> UInt8[np.ndarray, "frames h w 3"]:
@@ -255,8 +265,8 @@ def _decoded(
         total, seconds = _length(container, stream, name, sources)
         rate = stream.average_rate or stream.guessed_rate
         fps = float(rate) if rate else (total / seconds if seconds else None)
-        if fps is not None and fps > _MOST_RATE:
-            raise ValueError(f"{name} has {fps:g} frames in a second, the limit is {_MOST_RATE}")
+        if fps is not None and not RATES[0] <= fps <= _MOST_RATE:
+            raise ValueError(f"{name} has {fps:g} frames in a second, the limits are {RATES[0]:g} and {_MOST_RATE}")
     sampling = replace(chooser.of_files(sampling), seconds=total / fps if fps else None)
     chosen = _chosen(total, fps, name, chooser, sampling, sources)
     _check_number(len(chosen), name, sources)

@@ -19,6 +19,8 @@ Size = tuple[int, int]
 """Height and width."""
 UNKNOWN_FPS = 24.0
 """Frames in a second of a video that does not say it, as transformers has it."""
+RATES = 1e-6, 1e6
+"""The least and the most frames in a second that a video or a request may state: times stay numbers of a few digits."""
 MOST_OBLONG = 200
 """A picture's longer side is at most so many times its shorter one, as in transformers."""
 LARGEST_SIDE = 4096
@@ -60,7 +62,7 @@ class Sampling:
             if key == "do_sample_frames":
                 fits = isinstance(value, bool)
             elif key == "fps":
-                fits = _is_number(value) and 0 < value < math.inf
+                fits = is_rate(value)
             else:
                 fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
             if not fits:
@@ -74,7 +76,9 @@ class Sampling:
 
 SETTINGS = ("do_sample_frames", "num_frames", "fps", "min_frames", "max_frames")
 """Names that a checkpoint, an engine or a request may give."""
-_KINDS = {"do_sample_frames": "true or false", "fps": "a finite number above 0"}
+OF_RATES = f"a number from {RATES[0]:g} to {RATES[1]:g}"
+"""What a rate is, as errors have it."""
+_KINDS = {"do_sample_frames": "true or false", "fps": OF_RATES}
 Sampler = Callable[[int, float | None, Sampling], Indices]
 """Returns the frames to take of so many, at so many a second; None = their rate is not known."""
 
@@ -144,7 +148,7 @@ def of_each_second(total: int, fps: float | None, sampling: Sampling, *, longest
             found = list(range(min(last, math.ceil((number - 1) * rate / wanted)) + 1))
         else:
             found = [min(last, math.ceil(i * rate / wanted)) for i in range(min(number, total))]
-    elif (number := int(longest * wanted)) >= total:
+    elif (number := max(int(longest * wanted), 1)) >= total:
         found = list(range(total))
     else:
         found = [min(last, math.ceil(time * rate)) for time in np.linspace(0, seconds, number)]
@@ -329,5 +333,6 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def is_rate(value: Any) -> bool:
+    """Tell whether a value is a number of frames in a second; see `RATES`."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and RATES[0] <= value <= RATES[1]

@@ -22,6 +22,9 @@ from jpaged.images.prompts import Expansion, Placeholder
 from jpaged.images.qwen import OF_CLIP, QwenImageProcessor
 from jpaged.images.videos import FrameGroup, VideoProcessor
 
+_MOST_PLACE = 1 << 30
+"""Positions are 32 bits."""
+
 
 class QwenVideoProcessor(VideoProcessor):
     """Holds what Qwen's families have in common. Arrays: see `jpaged.images.qwen.QwenImageProcessor`."""
@@ -109,6 +112,11 @@ class Qwen2VideoProcessor(QwenVideoProcessor):
 
     def groups(self, clip: Clip) -> list[FrameGroup]:
         found = super().groups(clip)
+        if (last := self._place(clip, found[-1])) > _MOST_PLACE:
+            raise ValueError(
+                f"a video of {len(clip.frames)} frames, of {clip.total} at fps={clip.fps}, has its last ones at place "
+                f"{last:g} of the axis of time, the limit is {_MOST_PLACE}"
+            )
         return [*found[:-1], replace(found[-1], ends=True)]
 
     def digest(self, clip: Clip, group: FrameGroup) -> bytes:
@@ -126,6 +134,9 @@ class Qwen2VideoProcessor(QwenVideoProcessor):
         return replace(made, offsets=offsets, advance=made.advance if group.ends else 0)
 
     def _moment(self, clip: Clip, group: FrameGroup) -> int:
+        return int(self._place(clip, group))
+
+    def _place(self, clip: Clip, group: FrameGroup) -> float:
         """Return a group's place on the axis of time; computed in float32, as transformers does."""
         temporal = self._pictures.settings.temporal
         number = group.first // temporal
@@ -133,7 +144,7 @@ class Qwen2VideoProcessor(QwenVideoProcessor):
             return number
         rate = UNKNOWN_FPS if clip.fps is None else len(clip.indices) / clip.total * clip.fps
         apart = np.float32(self._per_second) * np.float32(temporal / rate)
-        return int(np.float32(number) * apart)
+        return float(np.float32(number) * apart)
 
 
 class Qwen3VideoProcessor(QwenVideoProcessor):

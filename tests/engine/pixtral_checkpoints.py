@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of Mistral 3 and InternVL, with all their files, and what transformers makes of pictures."""
+"""Tiny random checkpoints of Mistral 3, InternVL, LFM2-VL and Llama 4, and what transformers makes of pictures."""
 
 from __future__ import annotations
 
@@ -94,6 +94,8 @@ INTERN_TOKENIZER = PreTrainedTokenizerFast(
     },
     chat_template=TOKENIZER.chat_template,
 )
+PATCH = INTERN_TOKENIZER.convert_tokens_to_ids("<video>")
+"""The token of Llama 4's patches, whose pictures `IMAGE` stands for."""
 
 
 def internvl(**more: Any) -> tuple[type, Any]:
@@ -211,14 +213,14 @@ LLAMA4_FILE = {
 LLAMA4_MARKS = {
     "start_of_image_token": "<begin>",
     "end_of_image_token": "<end>",
-    "patch_token": "<image>",
-    "image_token": "<video>",
+    "patch_token": "<video>",
+    "image_token": "<image>",
     "tile_x_separator_token": _MARKS[0],
     "tile_y_separator_token": _MARKS[1],
 }
 
 
-def llama4_config() -> Any:
+def llama4() -> tuple[type, Any]:
     vision = {
         "hidden_size": 40,
         "intermediate_size": 160,
@@ -232,15 +234,16 @@ def llama4_config() -> Any:
         "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
     }
     text = text_of("llama4") | {"vocab_size": VOCAB}
-    return Llama4Config(text_config=text, vision_config=vision, image_token_index=IMAGE)
+    config = Llama4Config(text_config=text, vision_config=vision, image_token_index=PATCH)
+    return Llama4ForConditionalGeneration, config
 
 
 def make_llama4(folder: Path) -> Any:
     """Write a checkpoint of Llama 4 and return transformers' model."""
-    config = llama4_config()
+    kind, config = llama4()
     config._attn_implementation = config._experts_implementation = "eager"
     torch.manual_seed(0)
-    model = Llama4ForConditionalGeneration(config).eval()
+    model = kind(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
             flat = weight.ndim < 2
@@ -262,7 +265,7 @@ def llama4_logits(model: Any, images: Sequence[Image.Image], whole: torch.Tensor
         pixels = torch.tensor(np.concatenate(tiles)).permute(0, 3, 1, 2).bfloat16() * settings.factor
         mean, std = (torch.tensor(each, dtype=torch.bfloat16)[:, None, None] for each in (settings.mean, settings.std))
         features = model.vision_model(((pixels - mean) / std).float(), return_dict=True).last_hidden_state
-        embeds[whole == IMAGE] = model.multi_modal_projector(features.flatten(0, 1))
+        embeds[whole == PATCH] = model.multi_modal_projector(features.flatten(0, 1))
     return model.language_model(inputs_embeds=embeds).logits
 
 
@@ -306,5 +309,8 @@ def seen(model: Any, images: Sequence[Image.Image], frames: Sequence[Image.Image
 
 FAMILIES = {
     make.__name__: make
-    for make in (mistral3, mistral3_of_mistral, llava_pixtral, internvl, internvl_plain, lfm2_vl, lfm2_vl_plain)
+    for make in (
+        *(mistral3, mistral3_of_mistral, llava_pixtral, internvl, internvl_plain),
+        *(lfm2_vl, lfm2_vl_plain, llama4),
+    )
 }

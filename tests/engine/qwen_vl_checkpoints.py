@@ -64,6 +64,8 @@ PROCESSORS = {
     "paddleocr_vl": PaddleOCRVLImageProcessorPil(temporal_patch_size=1, **_SCALED),
 }
 """The processors of families that do not have `PROCESSOR`."""
+NEVER = (IMAGE, pixtral.PATCH)
+"""Tokens that answers do not have: what stands for pictures."""
 SIZES = [(8, 8), (8, 320), (320, 8), (56, 40), (3, 5), (50, 73), (7, 91), (90, 70)]
 """Heights and widths: of one token, forty side by side or upon each other, nearly the most, and others."""
 TEXT = {
@@ -227,6 +229,8 @@ def make(name: str, folder: Path) -> Any:
     """Write a checkpoint of the family and return transformers' model."""
     if name in tiles.FAMILIES:
         return tiles.make(name, folder)
+    if name == "llama4":
+        return pixtral.make_llama4(folder)
     kind, config = FAMILIES[name]()
     config._experts_implementation = "eager"
     if name in pixtral.FAMILIES:
@@ -289,5 +293,5 @@ def assert_torchs(model: Any, prompts: Sequence[dict[str, Any]], outputs: Sequen
         chosen = wanted[np.arange(len(tokens)), tokens]
         found = [next(iter(each.values())).logprob for each in output.outputs[0].logprobs]
         np.testing.assert_allclose(found, chosen, atol=2e-3)  # Qwen3.5 multiplies rounding errors
-        wanted[:, IMAGE] -= 100
+        wanted[:, NEVER] -= 100
         assert (wanted.max(-1) - chosen).max() < 1e-3

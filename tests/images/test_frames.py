@@ -194,6 +194,8 @@ def test_a_rate_above_all_bounds_takes_each_frame_once_and_a_short_file_has_a_fr
         found = of_each_second(100, rate, Sampling(fps=fps, seconds=10.0), longest=300)
         assert len(found) <= 100 and found.max() <= 99
     assert of_each_second(100, 10.0, Sampling(fps=1e9, seconds=10.0), longest=300).tolist() == list(range(100))
+    slow = of_each_second(9000, 15.0, Sampling(fps=0.001, seconds=600.0), longest=300)
+    assert slow.tolist() == [0, 0], "a rate below one frame of the longest video shows the first, as a pair"
     for total in (1, 2, 4):
         assert sparser_when_long(total, 25.0, Sampling(seconds=total / 25)).max() < total
 

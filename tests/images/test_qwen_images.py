@@ -243,6 +243,15 @@ def test_places_of_videos_and_of_text_after_them_are_those_of_transformers(video
     assert AxisPositions(items).of(0, kinds.shape[1]).T.tolist() == places[:, 0].tolist()
 
 
+def test_frames_that_lie_years_apart_are_refused_as_their_positions_have_32_bits():
+    vision = {"spatial_merge_size": 2, "patch_size": 14, "temporal_patch_size": 2, "tokens_per_second": 4}
+    ours = Qwen2VideoProcessor({}, Qwen2_5_VLConfig(vision_config=vision), Placeholder(8, "v", 8, "v"))
+    frames, few = np.zeros((4, 28, 28, 3), np.uint8), (0, 1, 2, 10**9)
+    assert len(ours.groups(Clip(frames, few, 30.0, 10**9 + 1))) == 2
+    with pytest.raises(ValueError, match=r"of 1000000001 at fps=1e-06, has its last ones at place .* limit is 1073741"):
+        ours.groups(Clip(frames, few, 1e-6, 10**9 + 1))
+
+
 def test_errors_of_paddleocr_name_the_size_of_the_picture():
     settings = PaddleOCRImageProcessor.patches(14, 1, 2, 147456, 2359296, 3, True, (1.0,) * 3, (0.0,) * 3)
     with pytest.raises(ValueError, match=r"^201 x 1 pixels: the longer side may be at most 200 times"):

@@ -183,9 +183,7 @@ def _checked(known: Mapping[str, Any], total: int, place: str) -> tuple[float | 
         )
     least = int(found.max()) + 1
     if number is not None and number < least:
-        raise ValueError(
-            f"{place} has total_num_frames={number}, which must be at least {least}, by its frames_indices"
-        )
+        raise ValueError(f"{place} has total_num_frames={number}, which must be at least {least} by its frames_indices")
     return None if fps is None else float(fps), found.tolist(), number or least
 
 

@@ -225,9 +225,10 @@ def test_a_reader_with_another_size_is_refused(tmp_path):
 def test_a_reader_waits_for_a_writer_that_begins_at_the_same_time(tmp_path, monkeypatch):
     path = tmp_path / f"jpaged-{IDENTITY.hex()}"
     journal = BlockJournal(path.with_suffix(".list"), IDENTITY, 4 * PAGE, PAGE)
-    sizes = iter((1, 4 * PAGE))
+    sizes = iter((1, 8 * PAGE, 4 * PAGE))
 
     def writer_goes_on(_: float) -> None:
+        """Make the file anew, at first with its old size."""
         path.with_suffix(".blocks").write_bytes(bytes(next(sizes)))
 
     monkeypatch.setattr(time, "sleep", writer_goes_on)
@@ -250,6 +251,9 @@ def test_a_file_of_another_size_is_replaced_and_no_reader_loses_its_own(tmp_path
     check(reader, 1, 0)
     with pytest.raises(OSError, match="a file of another size"):
         reader.fresh()
+    other = opened(tmp_path, pages=6)
+    assert other.writes and not reader.writes, "what the reader cannot use it leaves to others"
+    other.close()
     reader.close()
 
 

@@ -127,11 +127,11 @@ class BlockFile:
             return False, []
         anew = journal.is_replaced()
         if journal.take_over():
-            mapped, anew = os.fstat(self._file.fileno()), True
-            self._file.close()
-            self._file = _open(self._path, self.num_bytes, writes=True)
-            if not os.path.samestat(mapped, os.fstat(self._file.fileno())):
+            if not self._path.exists() or not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                journal.let_go()
                 raise OSError(f"{self._path}: another process has put a file of another size in its place")
+            self._file.close()
+            self._file, anew = _open(self._path, self.num_bytes, writes=True), True
         if anew:
             journal.reopen()
         records = journal.records if anew else list(journal.fresh())
@@ -258,17 +258,13 @@ def _open(path: Path, num_bytes: int, *, writes: bool) -> FileIO:
     Raises:
         NotMade: this process can only read, and the file does not have its size yet.
     """
-    with contextlib.suppress(FileNotFoundError):
-        size = path.stat().st_size
-        if size == num_bytes or not writes:
-            if size < num_bytes:
-                raise NotMade(f"{path} has {size:,} of {num_bytes:,} bytes: another process has not made it")
-            return FileIO(path, "r+" if writes else "r")
-        path.unlink()
-    if not writes:
-        raise NotMade(f"{path}: another process has not made it")
-    path.touch(mode=0o600)
-    return FileIO(path, "r+")
+    size = path.stat().st_size if path.exists() else None
+    if not writes and size != num_bytes:
+        raise NotMade(f"{path} has {size or 0:,} of {num_bytes:,} bytes: another process has not made it")
+    if writes and size != num_bytes:
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+    return FileIO(path, "r+" if writes else "r")
 
 
 def _reserve(descriptor: int, num_bytes: int) -> None:

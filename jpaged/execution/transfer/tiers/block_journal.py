@@ -95,6 +95,7 @@ class BlockJournal:
             return
         list(self.fresh())
         if self.writes:
+            os.fchmod(self._file, 0o600)  # until 0.3.0 all could read it
             os.ftruncate(self._file, self._end)
 
     @property
@@ -129,6 +130,11 @@ class BlockJournal:
             there = self._path.with_suffix(".lock")
             self.writes = os.stat(there).st_ino == os.fstat(self._lock).st_ino  # else a process of others removed it
         return self.writes
+
+    def let_go(self) -> None:
+        """Be the writer no longer, so that another process can be."""
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        self.writes = False
 
     def add(self, record: Record) -> None:
         """Add a block, over those that lay there."""
@@ -189,9 +195,13 @@ class BlockJournal:
         content = self._header + b"".join(map(_packed, records))
         new.unlink(missing_ok=True)
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)  # it has the prompts' tokens
-        with os.fdopen(os.dup(descriptor), "wb") as file:
-            file.write(content)
-        os.replace(new, self._path)
+        try:
+            with os.fdopen(os.dup(descriptor), "wb") as file:
+                file.write(content)
+            os.replace(new, self._path)
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(self._file)
         self._file = descriptor
         self._end = len(content)

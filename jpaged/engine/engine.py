@@ -130,8 +130,8 @@ class Engine:
             request.prefix_ends = tuple(dict.fromkeys((*reversed(places), *request.prefix_ends)))
         try:
             self._queue(replica, request, first=first)
-        except NoRoom as refusal:
-            if not refusal.but_for_pins or not self.prefixes.drop_breakpoints(replica):
+        except NoRoom:
+            if not self.prefixes.make_room(replica, request):
                 raise
             self._queue(replica, request, first=first)
         if request.kept_tokens:

@@ -43,7 +43,8 @@ class Pin:
         expires: when its time is over, on the clock of `PinnedPrefixes`.
         held: whether every replica has held it, so that its caller was answered.
         content: names the replica and whole blocks of a breakpoint's.
-        most_share: largest part of a pool's large pages that all pins may take once this one is among them.
+        most_share: largest part of a pool's large pages that all pins but those of breakpoints may take once this one
+            is among them.
     """
 
     requests: list[Request] | None
@@ -109,6 +110,9 @@ class PinnedPrefixes:
             for number, replica in enumerate(self._replicas):
                 if (reason := self._keep(replica, seq_id, requests[number])) is None:
                     continue
+                pages, most = replica.pins.pages_for(length), most_share * replica.memory.layout.num_pages
+                if not reason and pages > most:
+                    reason = _too_large(replica, length, pages, most_share)  # which need not be computed to be seen
                 if reason:
                     raise ValueError(reason)
                 replica.pins.expect(seq_id)
@@ -196,12 +200,26 @@ class PinnedPrefixes:
             while memory.parts.pinned.num_pages > most and self._drop_oldest(replica):
                 pass
 
+    def make_room(self, replica: Replica, request: Request) -> bool:
+        """Unpin all prefixes of breakpoints in a replica if they alone keep a request out; return whether they did."""
+        admission, pages = replica.scheduler.admission, self._pages_of_calls(replica)
+        if not admission.is_possible(request, admission.lifetime(request), pages):
+            return False
+        return self.drop_breakpoints(replica)
+
     def drop_breakpoints(self, replica: Replica) -> bool:
-        """Unpin all prefixes of breakpoints in a replica, for a request without room; return whether there are any."""
+        """Unpin all prefixes of breakpoints in a replica; return whether there were any."""
         dropped = False
         while self._drop_oldest(replica):
             dropped = True
         return dropped
+
+    def _pages_of_calls(self, replica: Replica) -> int:
+        """Return the large pages of all pins but those of breakpoints."""
+        own = [key for key, pin in self._pins.items() if pin.requests is not None]
+        return replica.memory.parts.pinned.pages_of(
+            replica.pins.seq_ids.difference(replica.pins.lost).intersection(own)
+        )
 
     def _drop_oldest(self, replica: Replica) -> bool:
         for seq_id, pin in self._pins.items():
@@ -331,18 +349,15 @@ class PinnedPrefixes:
                     return ""
         except ValueError as error:
             return str(error)
-        pages, all_pages = replica.memory.parts.pinned.num_pages, replica.memory.layout.num_pages
+        all_pages = replica.memory.layout.num_pages
+        pages = 0 if most_share >= 1.0 else self._pages_of_calls(replica)
         is_large = pages > most_share * all_pages
         if not is_large and _leaves_room(replica):
             return None
         with self._change():
             replica.pins.unpin(seq_id)
         if is_large:
-            return (
-                f"pinning the prompt's {len(tokens)} tokens would make {pages} of the pool's {all_pages} large pages "
-                f"pinned, the limit is {most_share:.0%}: unpin prefixes, or raise kv_cache_memory_bytes or "
-                "memory_utilization"
-            )
+            return _too_large(replica, len(tokens), pages, most_share)
         return (
             f"pinning the prompt's {len(tokens)} tokens would leave too little of the pool of "
             f"{all_pages} large pages for a request that was accepted: pin it when that has "
@@ -383,6 +398,14 @@ def _too_long(request: Request) -> str:
     return (
         f"the prompt's {request.kept_tokens} tokens are more than the pool can cache at once: raise "
         "kv_cache_memory_bytes or memory_utilization"
+    )
+
+
+def _too_large(replica: Replica, num_tokens: int, pages: int, most_share: float) -> str:
+    return (
+        f"pinning the prompt's {num_tokens} tokens would make {pages} of the pool's {replica.memory.layout.num_pages} "
+        f"large pages pinned, the limit is {most_share:.0%}: unpin prefixes, or raise kv_cache_memory_bytes or "
+        "memory_utilization"
     )
 
 

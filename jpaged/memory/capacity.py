@@ -175,15 +175,15 @@ class CapacityCheck:
 
     # A request that is queued.
 
-    def is_possible(self, lifetime: Lifetime, *, pinned_tokens: int = 0, without_pins: bool = False) -> bool:
+    def is_possible(self, lifetime: Lifetime, *, pinned_tokens: int = 0, pinned_pages: int | None = None) -> bool:
         """Tell whether the request fits a pool that holds nothing but pinned blocks, above the watermark.
 
         Args:
             pinned_tokens: leading tokens that need no blocks, because they lie in pinned ones.
-            without_pins: whether the pinned blocks count as free.
+            pinned_pages: large pages that stay pinned; None = all that are.
         """
         needs = self._missing(self._size(lifetime, pinned_tokens), pinned_tokens)
-        return self._fits_empty(needs, 0 if without_pins else self._pinned.num_pages)
+        return self._fits_empty(needs, self._pinned.num_pages if pinned_pages is None else pinned_pages)
 
     def is_tight(self, lifetime: Lifetime) -> bool:
         """Tell whether the request could fail to fit the same pool where its blocks are not packed.

@@ -595,15 +595,15 @@ class MemoryManager:
 
     # Questions of admission; they change no block.
 
-    def is_possible(self, lifetime: Lifetime, *, pinned_tokens: int = 0, without_pins: bool = False) -> bool:
+    def is_possible(self, lifetime: Lifetime, *, pinned_tokens: int = 0, pinned_pages: int | None = None) -> bool:
         """Tell whether a request can grow to its full length in a pool with nothing but pinned blocks, above the
         watermark.
 
         Args:
             pinned_tokens: leading tokens that lie in pinned blocks, see `pinned_prefix`.
-            without_pins: whether the pinned blocks count as free.
+            pinned_pages: large pages that stay pinned; None = all that are.
         """
-        return self._capacity.is_possible(lifetime, pinned_tokens=pinned_tokens, without_pins=without_pins)
+        return self._capacity.is_possible(lifetime, pinned_tokens=pinned_tokens, pinned_pages=pinned_pages)
 
     def is_tight(self, lifetime: Lifetime) -> bool:
         """Tell whether a request is sure to fit the pool alone only if its blocks are packed, see `pack`."""

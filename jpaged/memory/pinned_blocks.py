@@ -60,6 +60,11 @@ class PinnedBlocks:
                         del filled[block // size]
         self._count()
 
+    def pages_of(self, seq_ids: Collection[int]) -> int:
+        """Return how many large pages hold blocks of these pinned sequences. O(their blocks)."""
+        blocks = ((g, block) for seq_id in seq_ids for g, held in enumerate(self._held[seq_id]) for block in held)
+        return len({(g, block // self._blocks_per_page[g]) for g, block in blocks})
+
     def prefix(
         self, token_ids: Sequence[int], salt: Hashable, encoder_tokens: int, spans: Sequence[TokenSpan] = ()
     ) -> int:

@@ -51,6 +51,14 @@ class PinnedSequences:
             )
         return length
 
+    def pages_for(self, length: int) -> int:
+        """Return how many large pages a prefix of so many tokens, of which none is cached, takes at least."""
+        pages = 0
+        for group in self._memory.layout.groups:
+            runs = group.spec.policy.for_prefix(length, 0).active_blocks(length, group.spec.block_size)
+            pages += -(-sum(map(len, runs)) // group.blocks_per_page)
+        return pages
+
     def pin(
         self,
         seq_id: int,

@@ -17,13 +17,7 @@ from jpaged.scheduling.step import StepPlan, missing_tokens
 
 
 class NoRoom(ValueError):
-    """A request could never fit the pool.
-
-    Attributes:
-        but_for_pins: whether it would fit if nothing were pinned.
-    """
-
-    but_for_pins = False
+    """A request could never fit a pool of nothing but pinned blocks."""
 
 
 class Admission:
@@ -53,14 +47,12 @@ class Admission:
         if not self.is_possible(request, lifetime):
             layout, width = self._memory.layout, len(request.sequences)
             several = f" in each of {width} sequences" if width > 1 else ""
-            refusal = NoRoom(
+            raise NoRoom(
                 f"a request of {len(request.prompt_token_ids)} prompt tokens that may grow to "
                 f"{request.max_total_tokens} tokens{several} can never fit the pool of {layout.num_pages} large pages "
                 f"of {layout.page_bytes:,} bytes; raise kv_cache_memory_bytes or memory_utilization, or lower "
                 "max_tokens"
             )
-            refusal.but_for_pins = self._memory.is_possible(lifetime, without_pins=True)
-            raise refusal
 
     def lifetime(self, request: Request) -> Lifetime:
         """Return the most that a request will ever take; computed once, when the request is queued.
@@ -82,13 +74,17 @@ class Admission:
         live = request.live
         return self._need(request, live, max(seq.num_tokens for seq in live), live[0].num_computed, live[0].seq_id)
 
-    def is_possible(self, request: Request, lifetime: Lifetime) -> bool:
+    def is_possible(self, request: Request, lifetime: Lifetime, pinned_pages: int | None = None) -> bool:
         """Tell whether a request can grow to its full length in a pool that holds only pinned blocks. A pinned prefix
-        of its prompt counts as its own."""
-        if self._memory.is_possible(lifetime):
+        of its prompt counts as its own.
+
+        Args:
+            pinned_pages: see `MemoryManager.is_possible`.
+        """
+        if self._memory.is_possible(lifetime, pinned_pages=pinned_pages):
             return True
         pinned = self.pinned_tokens(request)
-        return pinned > 0 and self._memory.is_possible(lifetime, pinned_tokens=pinned)
+        return pinned > 0 and self._memory.is_possible(lifetime, pinned_tokens=pinned, pinned_pages=pinned_pages)
 
     def pinned_tokens(self, request: Request) -> int:
         """Return how many leading tokens of its prompt the request is sure to find in pinned blocks."""

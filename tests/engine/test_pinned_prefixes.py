@@ -418,16 +418,35 @@ def test_breakpoints_take_a_quarter_of_the_pool_and_the_newest_stay():
     assert engine.memory.num_used_blocks == 8
 
 
+def test_a_share_of_the_pool_bounds_the_pins_of_calls_and_what_is_computed_for_one():
+    engine, _ = timed_engine(num_blocks=16, max_model_len=8)
+    engine.add(request := asking([1] * 16, [(16, 300.0)]))
+    finish(engine, request)
+    steps = engine.stats.num_steps
+    with pytest.raises(
+        ValueError, match="36 tokens would make 9 of the pool's 16 large pages pinned, the limit is 50%"
+    ):
+        engine.pin_prefix(PIN, [make_request(range(36), 1)], most_share=0.5)
+    assert engine.stats.num_steps == steps, "nothing was computed for it"
+    assert engine.pin_prefix(PIN, [make_request(range(20), 1)], most_share=0.5) == 20
+    with pytest.raises(ValueError, match="16 tokens would make 9 of the pool's 16 large pages pinned"):
+        engine.pin_prefix(PIN + 1, [make_request([3] * 16, 1)], most_share=0.5)
+    assert pinned(engine, range(20)) == 20
+    engine.unpin(PIN)
+
+
 def test_a_request_without_room_ends_breakpoints_rather_than_to_be_refused():
     engine, _ = timed_engine(num_blocks=16, max_model_len=8)
     engine.add(request := asking([1] * 16, [(16, 300.0)]))
     finish(engine, request)
     urgent = make_request([5] * 6, 4)
     urgent.priority = 1
-    for refused, why in ((urgent, "priority=1"), (make_request([5] * 6, 600), "can never fit")):
+    engine.pin_prefix(PIN, [make_request([2] * 8, 1)])
+    for refused, why in ((urgent, "priority=1"), (make_request([5] * 6, 56), "can never fit")):
         with pytest.raises(ValueError, match=why):
             engine.add(refused)
     assert pinned(engine, [1] * 16) == 16
+    engine.unpin(PIN)
     engine.add(request := make_request([5] * 6, 54))
     finish(engine, request)
     assert nothing_is_left(engine)

@@ -233,9 +233,12 @@ class PrefixLookup:
             is_all = len(nearer) == len(staged)
             reached = length if is_all else self._cache.match(sequence, token_ids, limit, spans, nearer)[0]
             tokens[tier.name], cached = reached - cached, reached
+        request = sequence.request
+        before = request.groups, request.begun
         self._fix_policies(sequence, length, spans)
         attached = self._attach_contents(sequence, found, length)
         if attached is None:
+            request.groups, request.begun = before  # a shorter prefix is attached, which the policies have to fit
             return 0
         fills = []
         for g, block, link in attached:
@@ -243,7 +246,7 @@ class PrefixLookup:
             fills.append((TierFill(g, block, read.content, read.tier), link))
         self._step.filled.update((fill.group, fill.block) for fill, _ in fills)
         self._tiers.fill(fills, tokens)
-        sequence.request.tier_tokens = {name: number for name, number in tokens.items() if number}
+        request.tier_tokens = {name: number for name, number in tokens.items() if number}
         return length
 
     def learn(self, sequence: BlockTables) -> None:

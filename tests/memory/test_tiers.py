@@ -6,7 +6,7 @@ import pytest
 from fake_store import FakeStore
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_pools import run
+from memory_pools import run, serve
 from small_schedulers import group, layout_of
 
 from jpaged.cache_retention import read_retention
@@ -109,6 +109,34 @@ def test_a_disk_that_failed_is_left_alone(memory, disk):
     assert take_moves(memory) == ([], [])
     memory.read_ahead(2, [*TOKENS, 1], 0.0)
     assert memory.tiers.prefetch.waits_for(2, 0.0) is None and not memory.tiers.stats()["disk"].is_open
+
+
+def test_a_request_that_cannot_take_what_was_read_begins_with_what_the_pool_has(disk):
+    layout = layout_of([group("full"), group("state", interval=8)], 12)
+    tier = Tier("disk", layout, disk, 100 * layout.page_bytes, 1, BreakEven(latency=0.0, read_rate=1.0, min_tokens=1))
+    memory, prompt = MemoryManager(layout, prefix_caching=True, tiers=Tiers([tier])), list(range(25))
+
+    serve(memory, 0, prompt[:24])
+    memory.free(0)
+    memory.tiers.begin_step()
+    memory.add(1, 1)
+    assert memory.allocate(1, 32, first_write=0) is not None
+    for write in take_moves(memory)[0]:
+        disk.write(write.place, write.name, b"there")
+    memory.free(1)
+    serve(memory, 2, prompt[:8])
+    memory.add(3, 3)
+    assert memory.allocate(3, 24, first_write=0) is not None
+    memory.tiers.begin_step()
+    memory.read_ahead(4, prompt, 0.0)
+    memory.tiers.prefetch.waits_for(4, 0.0)
+    assert len(memory.tiers.prefetch.staged(4)) == 5
+    memory.add(4, 4)
+    assert memory.match_prefix(4, prompt, from_tiers=True) == 8
+    assert memory.parts.sequences[4].request.begun == (8, 24)
+    memory.free(3)
+    run(memory, 4, prompt, 8)
+    memory.check_invariants()
 
 
 def test_other_weights_have_other_names(memory):

@@ -272,7 +272,13 @@ class AsyncLLM:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """Return the similarity of pairs of prompts, as `LLM.score` does; see `embed`."""
+        """Return the similarity of pairs of prompts, as `LLM.score` does; see `embed`.
+
+        Raises:
+            ValueError: `data_2` is None; only `LLM.score` scores single prompts.
+        """
+        if data_2 is None:
+            raise ValueError("score() of an AsyncLLM needs pairs of prompts; LLM.score() scores single ones")
         options = RunOptions(False, tokenization_kwargs, lora_request)
         return await self._pool(lambda pooler: pooler.score(data_1, data_2, options), place)
 

@@ -185,7 +185,7 @@ class PinnedPrefixes:
             length = last_end(min(position, len(prompt)), spans, memory.layout.prefix_step)
             if not length:
                 continue
-            content = number.to_bytes(4, "little") + memory.prefix_name(chains, length)
+            content = number.to_bytes(4, "little") + memory.name_of_prefix(chains, length)
             seq_id = next((key for key, pin in self._pins.items() if pin.content == content), None)
             if seq_id is not None:
                 pin = self._pins.pop(seq_id)

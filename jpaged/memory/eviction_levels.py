@@ -92,8 +92,10 @@ class EvictionLevels:
         if is_cached and not level and junction and end == junction and not protect:
             self._in_use[g, block] = self._kv_at(sequence, end)
             return key.at_level(IN_USE), protect
-        if level or (is_unlikely and not protect):
-            return key.at_level(level or UNLIKELY), False  # the user knows better than the prediction
+        if level <= 0 and is_unlikely and not protect:
+            return key.at_level(min(level, UNLIKELY)), False
+        if level:
+            return key.at_level(level), False  # the user knows better than the prediction
         return key, protect
 
     def _asked_level(self, retention: CacheRetention | None, g: int, block: int, end: int) -> int:

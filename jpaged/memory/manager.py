@@ -338,8 +338,8 @@ class MemoryManager:
             max_tokens: upper bound on the hit.
             from_tiers: whether blocks that were read from tiers for the request count as cached. They take blocks of
                 the pool, which have to be filled before the step's chunks run.
-            chains: names of a prompt's blocks that begins with the same tokens, salt and spans, see `chains`; None =
-                they are computed.
+            chains: the names of the blocks, see `chains`, made with the same salt and spans for a prompt that begins
+                with the same tokens; tiers are not asked then. None = they are computed.
 
         Returns:
             Cached tokens: a multiple of every block size, at most ``len(token_ids) - 1``, so that the last
@@ -361,8 +361,8 @@ class MemoryManager:
     def chains(
         self, seq_id: int, token_ids: Sequence[int], *, salt: Hashable = None, spans: Sequence[TokenSpan] = ()
     ) -> dict[int, HashChain]:
-        """Return the names of a prompt's blocks, for `match_prefix` and `prefix_name`: those of a sequence that has the
-        prompt, where it still has blocks, and else computed ones."""
+        """Return the names of a prompt's blocks, for `match_prefix` and `name_of_prefix`: those of a sequence that has
+        the prompt, where it still has blocks, and else computed ones."""
         made, sequence = self._cache.chains(salt, spans), self._sequences.get(seq_id)
         if sequence is not None and all(sequence.chains[key].root == chain.root for key, chain in made.items()):
             made = {key: chain.copy() for key, chain in sequence.chains.items()}  # of the present weights
@@ -371,7 +371,7 @@ class MemoryManager:
                 self._cache.links(made, g, token_ids, len(token_ids) // size)
         return made
 
-    def prefix_name(self, chains: Mapping[int, HashChain], num_tokens: int) -> bytes:
+    def name_of_prefix(self, chains: Mapping[int, HashChain], num_tokens: int) -> bytes:
         """Return a name of the first `num_tokens` tokens of a prompt, a multiple of the layout's `prefix_step`."""
         size = max(chains)
         return chains[size].links[num_tokens // size - 1].digest

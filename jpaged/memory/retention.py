@@ -49,7 +49,7 @@ class Retention:
         return self._kept[g].get(name)
 
     def put(self, g: int, name: bytes, kept: tuple[int, float]) -> None:
-        """Give a content a level again that `get` returned."""
+        """Give a content a level and when it ends, as `get` returns them."""
         self._kept[g][name] = kept
         if kept[1] == math.inf:
             return

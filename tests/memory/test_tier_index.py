@@ -80,6 +80,16 @@ def test_a_block_below_the_default_takes_no_place_of_a_higher_priority():
     assert found(index, 0, 2, 3) == [3]
 
 
+def test_a_small_tiers_open_part_has_a_page_for_each_group():
+    index = TierIndex([4, 4, 4], 4, 8)
+    for number in range(8):
+        index.put(number % 3, link(number), 5)
+    for g in range(3):
+        assert index.put(g, link(10)) is not None
+    assert [index.find(g, link(10)) is not None for g in range(3)] == [True] * 3
+    index.check()
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_an_eighth_of_a_tier_is_open_to_the_default_where_priorities_without_an_end_fill_it(restarted):
     index = TierIndex([2], 4, 16)

@@ -14,8 +14,8 @@ from jpaged.memory.tiers.page_order import PageOrder
 from jpaged.memory.tiers.tenant_blocks import TenantBlocks
 
 OPEN_PART = 8
-"""The tier over the pages that blocks can always get, from the default priority on. A higher one may have no end, and a
-tier full of such blocks would never take another, not even after a restart."""
+"""The tier over the pages that blocks can always get, from the default priority on, but for one a layer group at least.
+A higher priority may have no end, and a tier full of such blocks would never take another, not even after a restart."""
 
 
 class StoredBlock(NamedTuple):
@@ -300,7 +300,8 @@ class TierIndex:
         if len(self._pages) >= self.num_pages:
             number = self._order.first()
             if self._order.level(number) >= level:
-                is_open = level >= 0 and self._order.num_up_to(level) < -(-self.num_pages // OPEN_PART)
+                least = max(-(-self.num_pages // OPEN_PART), len(self.block_bytes))  # a prefix has blocks of all groups
+                is_open = level >= 0 and self._order.num_up_to(level) < least
                 higher = self._order.first_above(level) if is_open else None
                 if higher is None and self._order.level(number) > level:
                     return None

@@ -268,6 +268,15 @@ def test_states_of_the_kind_that_fewer_requests_began_with_go_first(order, parte
     assert ranks == (first if order == "aligned" else [0, 0])
 
 
+def test_a_low_priority_keeps_no_state_for_longer_than_none():
+    manager, prompt = manager_of(), tokens(2 * INTERVAL + 20, 1000)
+    low = CacheRetention((RetentionDirective(0, None, DEFAULT_PRIORITY - 5, None),), ())
+    begin(manager, 9, prompt, retention=low)
+    manager.free(9)
+    levels = sorted(key.level for key in manager.parts.allocator.groups[1].evictable.values())
+    assert levels == [UNLIKELY] * (len(levels) - 1) + [-5], "the state at the prompt's end is as likely as any"
+
+
 def test_a_state_that_is_protected_gets_no_level_in_use():
     manager, head = manager_of(num_pages=120, prefix_eviction="predicted"), tokens(2 * INTERVAL)
     manager.parts.predicted.choose_limit = lambda sequence: 8 * 120  # all of the pool may be protected

@@ -72,7 +72,7 @@ def test_several_devices_are_refused_with_what_to_use_instead():
 
 def test_a_base_install_is_told_what_to_install(monkeypatch):
     monkeypatch.setattr("jpaged.engine.sizes.has_cpu_loops", lambda: False)
-    with pytest.raises(ValueError, match=r"needs Numba.*pip install '\.\[cpu\]'"):
+    with pytest.raises(ValueError, match=r"needs compiled loops, which Numba makes: pip install '\.\[cpu\]'"):
         check_compute_dtype("bfloat16", "cpu")
 
 

@@ -105,7 +105,8 @@ def test_salts_are_kept_apart(runner):
 
 def test_a_pinned_prefix_is_kept_whole(runner):
     scheduler, system = make_scheduler(runner), prompt(100, 9)
-    replica = SimpleNamespace(pins=PinnedSequences(scheduler.memory, 40), scheduler=scheduler)
+    pins = PinnedSequences(scheduler.memory, 40)
+    replica = SimpleNamespace(pins=pins, scheduler=scheduler, memory=scheduler.memory)
 
     def compute(_, own) -> None:
         serve(runner, scheduler, [own])

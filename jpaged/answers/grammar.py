@@ -121,9 +121,12 @@ class AnswerGrammar:
         if isinstance(calls.notation, Json):
             return [call, f"{arguments}: %json {json.dumps({**schema, 'x-guidance': options})}"]
         rest = (arguments, with_definitions(schema), self.marks, options)
-        if isinstance(calls.notation, Literals):
-            return [call, *literal_rules(calls.notation, *rest)]
-        return [call, *tagged_rules(calls.notation, *rest)]
+        try:
+            if isinstance(calls.notation, Literals):
+                return [call, *literal_rules(calls.notation, *rest)]
+            return [call, *tagged_rules(calls.notation, *rest)]
+        except ValueError as error:
+            raise ValueError(f"the parameters of {name!r}: {error}") from error
 
     def _call_text(self, text: str, name: str, arguments: str) -> str:
         text = text.replace('"$name"', json.dumps(name)).replace("$name", name)

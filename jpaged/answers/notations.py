@@ -192,7 +192,7 @@ class _JsonReader:
 _JSON_ATOM = regex.compile(r"[-+\w.]+")
 _JSON_WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")  # the last three are Python's
 _NUMBER = regex.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_ATOM = regex.compile(r"[^\s,:=()\[\]{}'\"<]+")
+_ATOM = regex.compile(r"[^\s,:=()\[\]{}'\"<\udc00-\udfff]+")  # no surrogate, which stands for a mark
 _BARE = regex.compile(r"[\w.$-]+")
 _ESCAPE = regex.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[^ux]|[ux](?![0-9a-fA-F]))", regex.DOTALL)
 _SHORT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "\n": "", "/": "/"}

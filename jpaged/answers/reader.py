@@ -32,6 +32,11 @@ a run of white space or an open quote may be."""
 _ARGUMENTS = ('"arguments"', '"parameters"')
 
 
+def _of_one_space(pattern: str) -> regex.Pattern[str]:
+    """Return a compiled pattern in which white space is optional once in a place: twice is tried in all ways."""
+    return regex.compile(regex.sub(r"(?:\\s\*){2,}", r"\\s*", pattern))
+
+
 class CallPattern:
     """The patterns of one way to write calls.
 
@@ -47,15 +52,15 @@ class CallPattern:
         self.begin = regex.compile(marks.pattern(calls.begin))
         opening = rf"\s*{marks.pattern(calls.opening)}" if calls.opening.strip() else ""
         head = self._pattern(calls.head, calls, marks) + calls.notation.begins
-        self.first = regex.compile(rf"{opening}\s*{head}")
-        self.head = regex.compile(rf"\s*{head}")
-        tail = self._pattern(calls.tail, calls, marks)
+        self.first = _of_one_space(rf"{opening}\s*{head}")
+        self.head = _of_one_space(rf"\s*{head}")
+        tail = r"\s*" + self._pattern(calls.tail, calls, marks)
         if calls.is_json and calls.tail.endswith("}"):
             tail = _OTHER_FIELDS + r"\}"
-        self.tail = regex.compile(rf"\s*{tail}")
-        self.closing = regex.compile(rf"\s*{marks.pattern(calls.closing)}") if calls.closing.strip() else None
+        self.tail = _of_one_space(tail)
+        self.closing = _of_one_space(rf"\s*{marks.pattern(calls.closing)}") if calls.closing.strip() else None
         again = calls.begin and calls.begin in calls.between
-        self.between = None if again else regex.compile(rf"\s*{marks.pattern(calls.between)}\s*")
+        self.between = None if again else _of_one_space(rf"\s*{marks.pattern(calls.between)}\s*")
 
     @staticmethod
     def _pattern(template: str, calls: Calls, marks: Marks) -> str:
@@ -89,7 +94,16 @@ class Patterns:
         self.calls = [CallPattern(calls, marks) for calls in form.calls]
 
     def _any(self, texts: Sequence[str], before: str = "") -> regex.Pattern[str] | None:
-        return regex.compile(f"{before}(?:{'|'.join(map(self.marks.pattern, texts))})") if texts else None
+        each = [self.marks.pattern(text.lstrip()) if before else self._sought(text) for text in texts]
+        return regex.compile(f"{before}(?:{'|'.join(each)})") if texts else None
+
+    def _sought(self, text: str) -> str:
+        """Return the pattern of a mark that is searched for.
+
+        White space belongs to the mark after it. Elsewhere in a run of it no match can begin.
+        """
+        pattern = self.marks.pattern(text)
+        return rf"(?:\G|(?<!\s)){pattern}" if pattern.startswith(r"\s*") else pattern
 
     @cached_property
     def thought_begin(self) -> regex.Pattern[str] | None:
@@ -137,19 +151,17 @@ class Patterns:
     @cached_property
     def amid_marked_text(self) -> regex.Pattern[str] | None:
         """Return the same for text that a mark has begun, and that one may end: a group of its own, `close`."""
-        close = "|".join(map(self.marks.pattern, self.form.text.end))
-        # White space belongs to the mark after it. Elsewhere in a run of it no match can begin.
-        return self._marks_amid([rf"(?:\G|(?<!\s))\s*(?:{close})"] if close else [])
+        return self._marks_amid([self._sought(" " + text.lstrip()) for text in self.form.text.end])
 
     def _marks_amid(self, close: Sequence[str] = ()) -> regex.Pattern[str] | None:
 
         def counts(texts: Sequence[str], always: bool) -> list[str]:
-            return [self.marks.pattern(text) for text in texts if always or self.is_token(text)]
+            return [self._sought(text) for text in texts if always or self.is_token(text)]
 
         thought, text = self.form.thought or Region(), self.form.text
         kinds = {
             "close": close,
-            "call": [self.marks.pattern(one.calls.begin) for one in self.calls if one.calls.begin],
+            "call": [self._sought(one.calls.begin) for one in self.calls if one.calls.begin],
             "thought": counts(thought.begin, thought.anywhere),
             "text": counts(text.begin, text.anywhere),
             "end": counts(text.end, False),

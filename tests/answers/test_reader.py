@@ -90,3 +90,17 @@ def test_no_text_is_read_again_and_again(monkeypatch, name, size):
     parts += reader.finish()
     assert sum(seen) < 80 * len(text)
     assert parts, "nothing was read"
+
+
+@pytest.mark.parametrize("family", ANSWER_FORMATS)
+def test_no_pattern_tries_a_run_of_white_space_in_more_than_one_way(monkeypatch, family):
+    made, plain = [], regex.compile
+    monkeypatch.setattr(regex, "compile", lambda pattern, *given: made.append(pattern) or plain(pattern, *given))
+    reader = BoundFormat(ANSWER_FORMATS[family]).reader()
+    patterns = reader._patterns
+    sought = (patterns.call_begin, patterns.thought_end, patterns.amid_text, patterns.amid_marked_text)
+    _ = patterns.text_begin, patterns.thought_begin, patterns.skipped, patterns.shaped_begin
+    twice = r"\\s\*(?:\(\?:)*\\s\*"
+    assert [one for one in made if regex.search(twice, one)] == []
+    bare = r"(?:^|[|(]|\(\?:|\(\?P<\w+>)\\s\*"
+    assert [one.pattern for one in sought if one is not None and regex.search(bare, one.pattern)] == []

@@ -123,6 +123,14 @@ def test_what_a_template_renders_is_read_back_however_it_is_cut(family, step):
             assert read(form, [(text[:cut], ()), (text[cut:], ())]) == meant(*answer), (cut, text)
 
 
+def test_a_mark_of_tokens_right_after_a_word_that_is_no_value_counts():
+    form, _ = bound("gemma4", tokens=True)
+    texts = []
+    for text in ("<|tool_call>", "call:f{a:oops", "<tool_call|>", "<|tool_call>", "call:f{b:1}", "<tool_call|>"):
+        texts.append((text, [(0, len(text), form.tokens[text])] if text in form.tokens else ()))
+    assert [part[:2] for part in read(form, texts)][-1] == ("call", "f")
+
+
 def given(form, texts):
     """Return the parts that a client gets of an answer, texts that follow each other made one."""
     reader, found = form.reader(functions=FUNCTIONS, placed=bool(form.tokens)), []

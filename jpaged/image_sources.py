@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from jpaged.validation import integer, number, texts
 
@@ -92,20 +95,35 @@ class ImageSources:
         return [found for host in self.hosts if (found := host_and_port(host)) is not None]
 
 
+MOST_KEPT_BYTES = 256 << 20
+"""What all `MediaUrl`s of a process keep together, as many requests may wait for their turn."""
+
+
 class MediaUrl(str):
-    """A URL of an image or a video that keeps what it names from when it is first fetched until it is forgotten.
+    """An http(s) URL of an image or a video that keeps what it names from the first fetch until it is forgotten.
 
     A conversation is read for its tokens, more often where it is cut, and then for its pixels: the media may be another
-    one at each fetch.
+    one at each fetch. Beyond `MOST_KEPT_BYTES` it is fetched again.
     """
 
     _data: bytes | None = None
+    _lock: ClassVar = threading.Lock()
+    _keeping: ClassVar[WeakValueDictionary[int, MediaUrl]] = WeakValueDictionary()  # by id, as several may be equal
+
+    @classmethod
+    def of(cls, url: str) -> str:
+        """Return a URL that keeps what it names; one of another scheme, which may hold its data, as it is."""
+        return cls(url) if url[:8].lower().startswith(("http://", "https://")) else url
 
     def bytes_by(self, fetch: Callable[[], bytes]) -> bytes:
         """Return the bytes that it names; `fetch` is called if they are not kept."""
-        if self._data is None:
-            self._data = fetch()
-        return self._data
+        if (data := self._data) is None:
+            data = fetch()
+            with self._lock:
+                kept = sum(len(url._data or b"") for url in list(self._keeping.values()))
+                if kept + len(data) <= MOST_KEPT_BYTES:
+                    self._data, self._keeping[id(self)] = data, self
+        return data
 
     def forget(self) -> None:
         """Keep nothing any longer. Call it once the pixels are read: a request may run for long."""

@@ -299,7 +299,7 @@ def _flat(root: dict[str, Any]) -> dict[str, Any]:
     for part, holder, container, key, level in parts[1:]:
         begins[id(part)] = begins[id(holder)]
         if id(part) in referred or level - begins[id(holder)] >= _MOVED_EVERY:
-            name = f"jpaged-part-{len(definitions)}"
+            name = _free_name("jpaged-part", len(definitions), root)
             moved[id(part)], begins[id(part)] = f"#/$defs/{name}", level
             definitions[name] = part
             container[key] = {"$ref": f"#/$defs/{name}"}
@@ -331,7 +331,7 @@ def with_definitions(schema: dict[str, Any]) -> dict[str, Any]:
         if (aim := pointed_at(schema, reference)) is None:
             continue
         if id(aim) not in names:
-            names[id(aim)] = name = f"jpaged-aim-{len(names)}"
+            names[id(aim)] = name = _free_name("jpaged-aim", len(names), schema)
             is_whole = aim is schema
             definitions[name] = {k: v for k, v in aim.items() if k not in _OF_THE_WHOLE} if is_whole else aim
         part["$ref"] = f"#/$defs/{names[id(aim)]}"
@@ -339,6 +339,15 @@ def with_definitions(schema: dict[str, Any]) -> dict[str, Any]:
         own = schema.get("$defs")
         schema["$defs"] = (own if isinstance(own, dict) else {}) | definitions
     return schema
+
+
+def _free_name(name: str, number: int, root: Mapping[str, Any]) -> str:
+    """Return a name with a number that no definition of a schema has; another number never gets the same."""
+    own = root.get("$defs")
+    made = f"{name}-{number}"
+    while isinstance(own, dict) and made in own:
+        made += "-"
+    return made
 
 
 def _has_bases(parts: Sequence[Mapping[str, Any]]) -> bool:

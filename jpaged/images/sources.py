@@ -40,7 +40,7 @@ def kept_url(item: Any) -> Any:
     """Return an image or a video with its URL as a `MediaUrl`; others unchanged."""
     if isinstance(item, LowDetail):
         return LowDetail(kept_url(item.image))
-    return MediaUrl(item) if isinstance(item, str) and not isinstance(item, MediaUrl) else item
+    return MediaUrl.of(item) if isinstance(item, str) and not isinstance(item, MediaUrl) else item
 
 
 def forget_url(item: Any) -> None:

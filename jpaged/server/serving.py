@@ -339,7 +339,7 @@ def _keeping_media(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
         kind = given.get("type")
         if kind not in ("image_url", "video_url"):
             return given
-        return {**given, kind: {**given[kind], "url": MediaUrl(given[kind]["url"])}}
+        return {**given, kind: {**given[kind], "url": MediaUrl.of(given[kind]["url"])}}
 
     contents = [message.get("content") for message in messages]
     return [

@@ -189,7 +189,10 @@ class _Output:
         self._last = new
 
     def cumulative(self) -> CompletionOutput:
-        return self._completion("".join(self._pieces), 0, 0, 0, self._num_characters)
+        text = "".join(self._pieces)
+        if not self._next_piece:  # no delta went out: the next call joins two pieces, not all
+            self._pieces = [text]
+        return self._completion(text, 0, 0, 0, self._num_characters)
 
     def delta(self) -> CompletionOutput | None:
         if self._last is self._told:

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from jpaged import image_sources
+from jpaged.image_sources import MediaUrl
 from jpaged.images import ImageSources, read_images
 from jpaged.images.web import is_private
 
@@ -326,3 +328,26 @@ def test_without_pillow_an_error_says_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert 'pip install ".[images]"' in done.stdout
+
+
+def test_urls_keep_what_they_name_within_a_bound_and_no_data_url_is_copied(monkeypatch):
+    monkeypatch.setattr(image_sources, "MOST_KEPT_BYTES", 10)
+    data = "data:image/png;base64,AAAA"
+    assert MediaUrl.of(data) is data
+    fetched: list[str] = []
+
+    def read(url) -> bytes:
+        return url.bytes_by(lambda: fetched.append(str(url)) or bytes(6))
+
+    one, other = MediaUrl.of("https://a/1"), MediaUrl.of("HTTP://a/1")
+    for url in (one, one, other, other):
+        assert read(url) == bytes(6)
+    assert fetched == ["https://a/1", "HTTP://a/1", "HTTP://a/1"], "both together are above the bound"
+    one.forget()
+    read(other)
+    read(other)
+    assert len(fetched) == 4
+    del other, url
+    read(one)
+    read(one)
+    assert len(fetched) == 5

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jpaged import json_schema
-from jpaged.json_schema import first_unfollowed, followable, followed_as_far_as_can_be
+from jpaged.json_schema import first_unfollowed, followable, followed_as_far_as_can_be, with_definitions
 
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
 DIGITS = r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,4}|(?=[\d.]{1,7}0*$)\d{0,4}\.\d{0,2}0*)$"
@@ -259,3 +259,12 @@ def test_long_chains_of_definitions_are_looked_through_in_time():
         schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a0"}}, "$defs": {**many, "a300": end}}
         left = followable(schema)["properties"]["a"]
         assert (left == {"$ref": "#/$defs/a0"}) is fits
+
+
+def test_definitions_that_have_a_made_name_stay():
+    own = {"jpaged-aim-0": {"const": 1}}
+    schema = {"properties": {"a": {"type": "string"}, "b": {"$ref": "#/properties/a"}}, "$defs": own}
+    assert with_definitions(schema)["$defs"] == own | {"jpaged-aim-0-": {"type": "string"}}
+    own = {f"jpaged-part-{i}": {"const": 1} for i in range(9)}
+    flat = followable(nested(70, {"type": "string"}) | {"$defs": own})
+    assert flat["$defs"].items() >= own.items()

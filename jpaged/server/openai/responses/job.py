@@ -107,7 +107,7 @@ class Job:
             self._error = answer.error
         except asyncio.CancelledError:
             self.response = answer.state("cancelled")
-            if self._cancelled:  # else the server ends, and a restarted one continues
+            if self._cancelled and not ends(self._events):  # else the server ends, and a restarted one continues
                 self._emit("response.cancelled", {"response": self.response})
         except Exception as error:
             if described(error).status == 500:

@@ -116,8 +116,10 @@ def refused(
 def _media_path(item: re.Match[str], paths: Sequence[str]) -> str | None:
     """Return the path of the image or video that a message is about.
 
-    None: it has none, as one part of a message may have the features of several images.
+    None: it has none, or it is one of several parts with features of images, which are numbered within their part.
     """
+    if item[1] and any(path.endswith(".image_embeds") for path in paths):
+        return paths[0] if len(paths) == 1 else None
     at = len(paths) + int(item[2]) - int(item[3]) - 1 if item[1] else 0
     return paths[at] if 0 <= at < len(paths) else None
 

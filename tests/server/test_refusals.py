@@ -301,6 +301,13 @@ def test_what_the_engine_refuses_names_the_path_and_the_name_that_were_sent(refu
     assert error["code"] == "invalid_value"
 
 
+def test_features_of_images_are_named_where_one_part_has_them():
+    error = ValueError("image 2 of 2: image_embeds of shape [5, 7] must be [features, 6], with one feature or more")
+    paths = [f"messages.0.content.{k}.image_embeds" for k in (1, 2)]
+    assert refused(error, images=paths[:1]).param == paths[0], "one part has both images"
+    assert refused(error, images=paths).param not in paths, "each part counts its own"
+
+
 def test_a_prompt_that_is_too_long_has_the_code_that_clients_look_for(refuse):
     long = "the cab " * 300
     for path, body, param in (

@@ -106,9 +106,10 @@ class Job:
                         self._emit(kind, new)
             self._error = answer.error
         except asyncio.CancelledError:
-            self.response = answer.state("cancelled")
-            if self._cancelled and not ends(self._events):  # else the server ends, and a restarted one continues
-                self._emit("response.cancelled", {"response": self.response})
+            if not ends(self._events):
+                self.response = answer.state("cancelled")
+                if self._cancelled:  # else the server ends, and a restarted one continues
+                    self._emit("response.cancelled", {"response": self.response})
         except Exception as error:
             if described(error).status == 500:
                 logger.exception("a response failed")

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jpaged.json_schema import followable
+from jpaged.kept_newest import KeptNewest
 from jpaged.structured_outputs import StructuredOutputsParams, is_gbnf
 from jpaged.text.grammar_dialects import ascii_classes, ascii_classes_in_lark, lark_of
 from jpaged.text.grammar_limits import check_limits
@@ -153,7 +154,7 @@ class GrammarCompiler:
         self._made: Any = None
         self._masks = MaskMaker()
         self._kept_lock = threading.Lock()  # guards `_kept`, and its grammars while they are copied
-        self._kept: dict[str, Grammar] = {}
+        self._kept = KeptNewest[Grammar](_MOST_KEPT, _MOST_KEPT_CHARACTERS)
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """Return the grammar at its beginning. Compiled ones are kept, since agents send the same one each turn.
@@ -167,14 +168,11 @@ class GrammarCompiler:
         except (ValueError, RecursionError):  # as for a schema of too many levels, which is refused with its reason
             return self._compile(params)
         with self._kept_lock:
-            if (kept := self._kept.pop(key, None)) is not None:
-                self._kept[key] = kept  # the one that was asked for last is dropped last
+            if (kept := self._kept.get(key)) is not None:
                 return kept.copy()
         grammar = self._compile(params)
         with self._kept_lock:
-            self._kept[key] = grammar
-            while len(self._kept) > _MOST_KEPT or sum(map(len, self._kept)) > _MOST_KEPT_CHARACTERS:
-                del self._kept[next(iter(self._kept))]
+            self._kept.put(key, grammar, len(key))
             return grammar.copy()
 
     def _compile(self, params: StructuredOutputsParams) -> Grammar:

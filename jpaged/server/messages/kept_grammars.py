@@ -8,6 +8,8 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
+from jpaged.kept_newest import KeptNewest
+
 MOST_KEPT = 64
 """Grammars that are kept."""
 MOST_KEPT_CHARACTERS = 4 << 20
@@ -22,7 +24,7 @@ class KeptGrammars:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards `_kept`; grammars are made without it
-        self._kept: dict[bytes, str] = {}
+        self._kept = KeptNewest[str](MOST_KEPT, MOST_KEPT_CHARACTERS)
 
     def of(self, asked: Any, make: Callable[[], str]) -> str:
         """Return a kept grammar, or make it.
@@ -36,12 +38,10 @@ class KeptGrammars:
         except (TypeError, ValueError, RecursionError):  # a schema that `make` refuses with its reason
             return make()
         with self._lock:
-            if (kept := self._kept.pop(key, None)) is not None:
-                self._kept[key] = kept  # the one that was asked for last is dropped last
-                return kept
+            kept = self._kept.get(key)
+        if kept is not None:
+            return kept
         grammar = make()
         with self._lock:
-            self._kept[key] = grammar
-            while len(self._kept) > MOST_KEPT or sum(map(len, self._kept.values())) > MOST_KEPT_CHARACTERS:
-                del self._kept[next(iter(self._kept))]
+            self._kept.put(key, grammar, len(grammar))
         return grammar

@@ -63,15 +63,25 @@ class ValueRules:
         Raises:
             ValueError: the rules have more characters than a grammar may have.
         """
-        self._size += len(rule)
-        if self._size > MOST_CHARACTERS:
-            raise ValueError(
-                f"the rules of the parameters have more than {MOST_CHARACTERS:,} characters, the limit of a grammar"
-            )
+        self._count(rule)
         name = f"{self._name}_{len(self.rules)}"
         name = name.upper() if terminal else name
         self.rules.append(f"{name}{'[lazy]' if lazy else ''}: {rule}")
         return name
+
+    def fill(self, name: str, rule: str) -> None:
+        """Write the rule that `new` named while it was empty.
+
+        Raises:
+            ValueError: as `new`.
+        """
+        self._count(rule)
+        self.rules[int(name.rpartition("_")[2])] = f"{name}: {rule}"
+
+    def _count(self, rule: str) -> None:
+        self._size += len(rule)
+        if self._size > MOST_CHARACTERS:
+            raise ValueError(f"their rules have more than {MOST_CHARACTERS:,} characters, the limit of a grammar")
 
     def json(self, schema: Any) -> str:
         """Return the rule of a value in JSON, with all definitions if it refers to any."""
@@ -118,7 +128,7 @@ class ValueRules:
                 if part is not False:
                     more = own.get(id(part), {})
                     waiting.append(({**rest, **more}, around | {id(part)} if more else around))
-        raise ValueError(f"the parameters have a union of more than {_MOST_BRANCHES:,} schemas")
+        raise ValueError(f"they have a union of more than {_MOST_BRANCHES:,} schemas")
 
     def _of_types(self, schema: Mapping[str, Any]) -> list[Any]:
         """Return a schema without unions once for each of its types."""
@@ -274,8 +284,7 @@ def literal_rules(
         each = " | ".join(one for branch in made.branches(value) if (one := branch_rule(branch, depth))) or _NOTHING
         if at is None:
             return made.new(each)
-        place = next(i for i, rule in enumerate(made.rules) if rule.startswith(f"{name}:"))
-        made.rules[place] = f"{name}: {each}"
+        made.fill(name, each)
         return name
 
     def branch_rule(value: Mapping[str, Any], depth: int) -> str | None:

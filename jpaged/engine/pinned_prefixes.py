@@ -110,9 +110,10 @@ class PinnedPrefixes:
             for number, replica in enumerate(self._replicas):
                 if (reason := self._keep(replica, seq_id, requests[number])) is None:
                     continue
-                pages, most = replica.pins.pages_for(length), most_share * replica.memory.layout.num_pages
-                if not reason and pages > most:
-                    reason = _too_large(replica, length, pages, most_share)  # which need not be computed to be seen
+                if not reason and most_share < 1.0:  # a prefix that is too large need not be computed to be seen
+                    pages = replica.pins.pages_for(length)
+                    if pages > most_share * replica.memory.layout.num_pages:
+                        reason = _too_large(replica, length, pages, most_share)
                 if reason:
                     raise ValueError(reason)
                 replica.pins.expect(seq_id)

@@ -131,10 +131,7 @@ class BlockAllocator:
 
     def share_all(self, g: int, blocks: Sequence[int]) -> None:
         """Count one more owner of each of some used or evictable blocks of a group."""
-        group, ref_count = self.groups[g], self.groups[g].ref_count
-        self._check_all(g, blocks)
-        if group.changed is not None:
-            group.changed.update(blocks)
+        ref_count = self._touched(g, blocks)
         for block in blocks:
             if ref_count[block]:
                 ref_count[block] += 1
@@ -143,10 +140,7 @@ class BlockAllocator:
 
     def release_owned(self, g: int, blocks: Sequence[int]) -> None:
         """Count one owner less of each of some blocks of a group that have others."""
-        group, ref_count = self.groups[g], self.groups[g].ref_count
-        self._check_all(g, blocks)
-        if group.changed is not None:
-            group.changed.update(blocks)
+        ref_count = self._touched(g, blocks)
         for block in blocks:
             if ref_count[block] < 2:
                 raise RuntimeError(f"block {block} of group {g} is released but has no other owner")
@@ -440,7 +434,12 @@ class BlockAllocator:
         if not 0 <= block < self.groups[g].num_blocks:
             raise RuntimeError(f"block {block} of group {g} is outside [0, {self.groups[g].num_blocks})")
 
-    def _check_all(self, g: int, blocks: Sequence[int]) -> None:
+    def _touched(self, g: int, blocks: Sequence[int]) -> list[int]:
+        """Check blocks of a group, note that they change, and return the group's counts of owners."""
+        group = self.groups[g]
         if blocks:
             self._check(g, min(blocks))
             self._check(g, max(blocks))
+        if group.changed is not None:
+            group.changed.update(blocks)
+        return group.ref_count

@@ -96,7 +96,7 @@ class ImageSources:
 
 
 MOST_KEPT_BYTES = 256 << 20
-"""What all `MediaUrl`s of a process keep together, as many requests may wait for their turn."""
+"""Bounds what all `MediaUrl`s of a process keep together: many requests may wait for their turn."""
 
 
 class MediaUrl(str):

@@ -77,7 +77,7 @@ class Sampling:
 SETTINGS = ("do_sample_frames", "num_frames", "fps", "min_frames", "max_frames")
 """Names that a checkpoint, an engine or a request may give."""
 OF_RATES = f"a number from {RATES[0]:g} to {RATES[1]:g}"
-"""What a rate is, as errors have it."""
+"""Says in errors what a rate has to be."""
 _KINDS = {"do_sample_frames": "true or false", "fps": OF_RATES}
 Sampler = Callable[[int, float | None, Sampling], Indices]
 """Returns the frames to take of so many, at so many a second; None = their rate is not known."""

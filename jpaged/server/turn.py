@@ -199,7 +199,7 @@ class Ended:
 
     @property
     def failure(self) -> str | None:
-        """Return why the answer can never go on, as no token fits its grammar; None for every other end."""
+        """Return why the engine gave the answer up, as where no token fits its grammar; None for every other end."""
         return str(self.stop) if self.reason == "abort" and self.stop is not None else None
 
 

@@ -179,11 +179,11 @@ def test_the_stream_of_a_response_that_was_cancelled_ends_with_an_event_that_say
     pace.left = 0
     response = ask(server, **BACKGROUND)
     cancelled = server.http.post(f"{PATH}/{response['id']}/cancel").json()
-    (event,) = told = follow(server, response)
+    (event,) = events = follow(server, response)
     assert event["type"] == "response.cancelled" and event["response"] == cancelled
     pace.go_on()
     server.stop()
-    assert follow(restarted(serve, pace, tmp_path), response) == told
+    assert follow(restarted(serve, pace, tmp_path), response) == events
 
 
 def test_any_id_that_a_client_may_choose_can_be_stored_read_and_forgotten(serve, tmp_path):

@@ -207,7 +207,8 @@ class Prefetch:
             tier.store.read(read)
 
     def is_current(self, request_id: int) -> bool:
-        """Tell whether `look` would find no more for a request than when it was called last."""
+        """Take over the reads that have ended, and tell whether `look` would find no more for a request than it did
+        when it was called last."""
         waiting = self._waiting.get(request_id)
         if waiting is None:
             return False

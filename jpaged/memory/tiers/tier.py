@@ -120,8 +120,8 @@ class Tier:
         return self.is_open and not self.only_reads
 
     def put(self, g: int, link: Link, level: int = 0, until: float = math.inf) -> StoredBlock | None:
-        """Give a block of the pool a place; None where it has one, or none is to be had. Call it only where the
-        tier `takes_blocks` and `keeps_up`.
+        """Give a block of the pool a place; None where it has one, or none is to be had. Call it only where the tier
+        `takes_blocks` and `keeps_up`.
 
         Args:
             level, until: see `TierIndex.put`.

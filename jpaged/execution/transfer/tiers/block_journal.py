@@ -87,9 +87,9 @@ class BlockJournal:
         self._end = _HEADER.size
         header = os.pread(self._file, _HEADER.size, 0)
         if header != self._header:
-            if not self.writes and not header:
-                raise NotMade(f"{self._path}: another process has not written it")
             if not self.writes:
+                if not header:
+                    raise NotMade(f"{self._path}: another process has not written it")
                 raise OSError(f"{self._path} is of other blocks, and another process writes it")
             self._replace(())
             return
@@ -132,7 +132,7 @@ class BlockJournal:
         return self.writes
 
     def let_go(self) -> None:
-        """Be the writer no longer, so that another process can be."""
+        """Stop being the writer, so that another process can become it."""
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         self.writes = False
 

@@ -197,7 +197,14 @@ def _start(
 
 
 def start_engine(
-    name: str, form: str, kv: str, python: str, model: Path, work: Path, variables: dict[str, str]
+    name: str,
+    form: str,
+    kv: str,
+    python: str,
+    model: Path,
+    work: Path,
+    variables: dict[str, str],
+    script: Path = ENGINE,
 ) -> Engine | None:
     """Start one engine and wait until it is ready; None, with the command on standard error, if it is not.
 
@@ -205,9 +212,10 @@ def start_engine(
         python: the interpreter of the engine's environment.
         work: the file of requests, see peer_engines/engine.py.
         variables: to set for the engine, besides those of this process.
+        script: what runs the engine; it takes orders as peer_engines/engine.py does.
     """
     print(f"starting {name} {form}, KV {kv}", file=sys.stderr, flush=True)
-    command = [python, str(ENGINE), name, form, kv, str(model), str(work)]
+    command = [python, str(script), name, form, kv, str(model), str(work)]
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

@@ -39,6 +39,7 @@ BENCHMARKS = Cases(
         "masks": "masks.masks",
         "picture-chunks": "pictures.picture_chunks",
         "picture-gaps": "pictures.picture_gaps",
+        "picture-peers": "picture_peers.picture_peers",
         "towers": "towers.towers",
         "lora": "lora.lora",
         "perplexity": "perplexity.perplexities",

@@ -150,13 +150,14 @@ def used() -> dict[str, float]:
     return {"resident": resident, "peak": sum(peaks.get(number, 0) for number in own), "busy": busy}
 
 
-def main() -> None:
+def serve_orders(engines: dict[str, Callable[[str, str, str, int], Run]]) -> None:
+    """Start the engine that the command names and answer orders until standard input ends."""
     name, form, kv, model, work = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what engines print goes to standard error
     requests = json.loads(Path(work).read_text())
-    longest = max(len(r["prompt"]) + r["output"] for group in requests.values() for r in group)
-    run = ENGINES[name](form, kv, model, max(1024, -(-longest // 256) * 256))
+    longest = max(len(r["prompt"]) + r.get("features", 0) + r["output"] for group in requests.values() for r in group)
+    run = engines[name](form, kv, model, max(1024, -(-longest // 256) * 256))
 
     def answer(**said: Any) -> None:
         print(json.dumps(used() | said), file=answers, flush=True)
@@ -167,9 +168,12 @@ def main() -> None:
         before, start = used()["busy"], time.perf_counter()
         tokens = run(asked)
         seconds = time.perf_counter() - start
+        if [len(made) for made in tokens] != [r["output"] for r in asked]:
+            print(f"{name} answered with {[len(made) for made in tokens]} tokens: engines would not compare")
+            os._exit(1)
         answer(seconds=seconds, tokens=tokens, cores=(used()["busy"] - before) / seconds)
     os._exit(0)  # servers in threads of their own would go on
 
 
 if __name__ == "__main__":
-    main()
+    serve_orders(ENGINES)

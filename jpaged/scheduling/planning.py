@@ -54,6 +54,8 @@ class NextTokens:
                 length = reach.length
                 plan.left -= reach.cost
             if length <= 0:
+                if missing > 1:
+                    plan.begun.append((request, Chunk(seq, seq.num_computed, 0, -1, None)))
                 continue
             tables = None
             drafts: tuple[int, ...] = ()

@@ -254,6 +254,8 @@ class StepPlan:
         draft_rows: rows of the sampler that drafts may still take.
         num_drafts: drafts planned so far.
         prefills: chunks of more than one token and whose they are, as planned so far.
+        begun: chunks of one token, or none, after which more of the sequence is left to compute, as before a picture
+            that is not encoded yet, and whose they are.
         rows: what tokens read of what requests hold, by its kind, as planned so far.
         work: what the device does first with whole blocks, by kind, as planned so far.
     """
@@ -268,6 +270,7 @@ class StepPlan:
         self._plain = Decodes.none()  # those that were planned before anything else
         self._single: list[Chunk] = []
         self.prefills: list[tuple[Request, Chunk]] = []
+        self.begun: list[tuple[Request, Chunk]] = []
         self._samples: list[Sample] = []
         self.rows: dict[str, list[Any]] = {}
         self.work: dict[str, list[Any]] = {}
@@ -282,6 +285,8 @@ class StepPlan:
             seq, start, length, _, _, drafts = chunk
             if length == 1:
                 self._single.append(chunk)
+                if start + 1 < seq.num_tokens:
+                    self.begun.append((request, chunk))
             elif drafts:
                 self._verified.append(chunk)
                 seq.needs_host = True

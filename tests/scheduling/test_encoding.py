@@ -436,3 +436,18 @@ def test_whatever_comes_back_from_tiers_every_request_gets_its_own_pictures(prom
     for request in requests:
         assert request.sequences[0].output_token_ids == expected(request, GROUPS[:1], stays=stays)[0]
     assert not loop.scheduler.memory.tiers.prefetch.requests and not loop.num_used_blocks
+
+
+@pytest.mark.parametrize("rounds", [(1, 1), (1,) * 12, ()])
+@pytest.mark.parametrize("before", [1, 3])
+def test_questions_on_one_picture_that_come_together_compute_it_once(before, rounds):
+    """Whether its encoding leaves tokens of a step or takes whole ones, in which the first question has none."""
+    groups = [group(block_size=16), image_group(patches="pixels", work=2.0, rounds=rounds)]
+    loop = loop_of(400, groups=groups, budget=256, max_num_seqs=8)
+    questions = [with_images([before, ("cat", 200), 3 + n], 3, whole=False) for n in range(5)]
+    loop.run(*questions)
+    first, *others = (request.num_cached_tokens for request in questions)
+    assert first == 0 and min(others) >= 112, "those 80 that are left at the last step of 12 cost less than a step"
+    for request in questions:
+        assert request.sequences[0].output_token_ids == expected(request, groups[:1])[0]
+    assert loop.num_used_blocks == 0

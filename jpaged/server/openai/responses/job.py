@@ -109,6 +109,8 @@ class Job:
             if not ends(self._events):
                 self.response = answer.state("cancelled")
                 if self._cancelled:  # else the server ends, and a restarted one continues
+                    if not self._events:  # clients take no other event for the first
+                        self._emit("response.created", {"response": answer.state("in_progress")})
                     self._emit("response.cancelled", {"response": self.response})
         except Exception as error:
             if described(error).status == 500:

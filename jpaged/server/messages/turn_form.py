@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,9 @@ from jpaged.server.messages.kept_grammars import KeptGrammars
 from jpaged.server.messages.parts import PlainReader, Reader
 from jpaged.server.turn import Tool, Turn
 
+_SWITCH = re.compile(r"\{%-?\s*(?:el)?if\b[^%]*(?<![\w.'\"])thinking\b(?![\w'\"])")
+"""Matches a condition of a template that reads the variable ``thinking``, as DeepSeek's and Granite's, and no field of
+a message of this name."""
 _THINKS = "the model's chat template cannot switch thoughts off"
 _NO_BUDGET = "the form of the model's thoughts is not known: --reasoning-parser names one"
 _CONTROLS = {
@@ -105,9 +109,10 @@ class TurnForm:
         template = getattr(self._tokenizer, "chat_template", None) or ""
         text = template if isinstance(template, str) else " ".join(map(str, template.values()))
         controls: dict[str, Any] = {}
+        switch = "enable_thinking" if "enable_thinking" in text else "thinking" if _SWITCH.search(text) else None
         thinks = self.turn.controls.get("thinks")
-        if thinks is not None and "enable_thinking" in text:
-            controls["enable_thinking"] = thinks
+        if thinks is not None and switch is not None:
+            controls[switch] = thinks
         elif thinks is False and self._thinks:
             self.unhonoured["thinks"] = _THINKS
         if self.turn.controls.get("thought_budget") is not None and not self._thinks:
@@ -118,8 +123,8 @@ class TurnForm:
                 continue
             if name in text:
                 controls[name] = value
-            elif name == "reasoning_effort" and value == "none" and "enable_thinking" in text:
-                controls["enable_thinking"] = False
+            elif name == "reasoning_effort" and value == "none" and switch is not None:
+                controls[switch] = False
             else:
                 self.unhonoured[name] = reason
         return controls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -32,6 +32,14 @@ _CONTROLS = {
 """Controls of a turn, with the reason where the template has no variable of the name."""
 
 
+Bound = Callable[[str | None, str | None], BoundFormat]
+
+
+def bound_to(tokenizer: Any) -> Bound:
+    """Return what makes the formats of a tokenizer, see `TurnForm`."""
+    return lambda tools, thoughts: BoundFormat(format_of(tools, thoughts, tokenizer), tokenizer)
+
+
 class TurnForm:
     """The next turn of a conversation with one model.
 
@@ -41,6 +49,9 @@ class TurnForm:
         tool_parser: family whose tool calls are read, of `jpaged.answers.rows.ANSWER_FORMATS`; None: tools are refused.
         reasoning_parser: family whose thoughts are split off, of the same table; None: none are.
         grammars: keeps the grammars of turns with this tokenizer; None: only this turn's.
+        bound: returns the format of the calls of one row and the thoughts of another, see `format_of`, in the
+            tokenizer. Turns may share formats: a tokenizer with thousands of added tokens lists them all for each.
+            None: it is made for this turn.
 
     Attributes:
         custom: names of the tools whose calls have an input in place of arguments.
@@ -58,6 +69,7 @@ class TurnForm:
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
         grammars: KeptGrammars | None = None,
+        bound: Bound | None = None,
     ) -> None:
         self.turn = turn
         self._grammars = KeptGrammars() if grammars is None else grammars
@@ -67,9 +79,8 @@ class TurnForm:
             "reasoning_parser": reasoning_parser,
             "tool_parser": tool_parser if self._tools else "none",
         }
-        form = format_of(tool_parser if self._tools else None, reasoning_parser, tokenizer)
-        self._form = BoundFormat(form, tokenizer)
-        self._thinks = form.thought is not None
+        self._form = (bound or bound_to(tokenizer))(tool_parser if self._tools else None, reasoning_parser)
+        self._thinks = self._form.form.thought is not None
         self.custom = frozenset(tool.name for tool in self._tools if tool.takes_text)
         self.unhonoured: dict[str, str] = {}
         self._controls = self._template_controls()

@@ -21,8 +21,8 @@ Content is text or a list of parts, ``{"type": "text", "text": ...}``, images, `
 features, ``{"type": "image_embeds", "image_embeds": {...}}``, and videos,
 ``{"type": "video_url", "video_url": {"url": ...}}`` or ``{"type": "video", "video": ...}``.
 """
-DETAILS = ("auto", "low", "high")
-"""Details of an image's URL, as OpenAI's; "auto" and "high" are the picture as the checkpoint prepares it."""
+DETAILS = ("auto", "low", "high", "original")
+"""Details of an image's URL, as OpenAI's; all but "low" are the picture as the checkpoint prepares it."""
 _MODALITIES = {
     "image_embeds": "image",
     "image_url": "image",

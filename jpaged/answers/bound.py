@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jpaged.answers.format import AnswerFormat
@@ -141,9 +142,12 @@ def mark_token(tokenizer: Any, text: str, added_tokens: Mapping[int, Any]) -> in
 def format_of(tools: str | None, thoughts: str | None, tokenizer: Any = None) -> AnswerFormat:
     """Return the format with the calls of one row and the thoughts of another, each None for none.
 
-    A row's name also means its variant, if the tokenizer has the variant's token.
+    The marks of text and those between regions are of the row of the calls or, without one, of that of the thoughts. A
+    row's name also means its variant, if the tokenizer has the variant's token.
     """
-    made = AnswerFormat() if tools is None else variant_of(tools, tokenizer)
+    if tools is None:
+        return AnswerFormat() if thoughts is None else replace(variant_of(thoughts, tokenizer), calls=())
+    made = variant_of(tools, tokenizer)
     return made.with_thoughts_of(None if thoughts is None else variant_of(thoughts, tokenizer))
 
 

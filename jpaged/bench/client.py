@@ -16,6 +16,8 @@ from jpaged.bench.load import Ask
 
 Endpoint = Literal["chat", "completions"]
 
+_PARTS = ("content", "reasoning_content", "reasoning", "tool_calls")
+"""Fields of a chat's delta that hold a part of the answer; vLLM calls thoughts "reasoning"."""
 PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 
 
@@ -165,8 +167,7 @@ def _has_text(choice: Any) -> bool:
         return False
     delta = choice.get("delta")
     delta = delta if isinstance(delta, dict) else {}
-    texts = (choice.get("text"), delta.get("content"), delta.get("reasoning_content"), delta.get("tool_calls"))
-    return any(texts)
+    return bool(choice.get("text")) or any(map(delta.get, _PARTS))
 
 
 def _message(body: bytes) -> str:

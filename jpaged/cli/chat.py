@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,7 +111,6 @@ class Conversation:
         Raises:
             ValueError: the question is too long, or as `LLM.stream`; the conversation is as it was.
         """
-        from jpaged.answers.bound import BoundFormat, format_of
         from jpaged.answers.parts import Content, Reasoning
 
         before = list(self.messages)
@@ -119,8 +119,8 @@ class Conversation:
         self.cut_off = ""
         try:
             prompt = self._prompt()
-            form = BoundFormat(format_of(None, "think"))
-            reader = form.reader(thought="runs" if form.after(prompt["prompt"]) == "runs" else "may")
+            placed = hasattr(self._llm.tokenizer, "backend_tokenizer")  # else deltas do not say where tokens stand
+            reader = self._form.reader(thought=self._form.after(prompt["prompt"]), placed=placed)
             deltas = self._llm.stream(prompt, self.params)
             try:
                 for part in self._parts(deltas, reader):
@@ -140,6 +140,15 @@ class Conversation:
             elif self.messages[-1:] == [{"role": "user", "content": question}]:  # templates want turns to alternate
                 self.messages.pop()
 
+    @cached_property
+    def _form(self) -> Any:
+        """Return the format of the model's thoughts: the one that its chat template renders, or else the usual one."""
+        from jpaged.answers.bound import BoundFormat, format_of
+        from jpaged.text.answer_choice import chosen_formats
+
+        tokenizer = self._llm.tokenizer
+        return BoundFormat(format_of(None, chosen_formats(tokenizer).thoughts or "think", tokenizer), tokenizer)
+
     def _parts(self, deltas: Any, reader: Any) -> Iterator[Any]:
         num_tokens = 0
         for delta in deltas:
@@ -149,7 +158,7 @@ class Conversation:
                 full = f"the context of {self._llm.max_model_len} tokens is full"
                 by_most = f"max_tokens is {most}: /set max_tokens {2 * num_tokens} allows more"
                 self.cut_off = by_most if most is not None and num_tokens >= most else full
-            yield from reader.push(delta.text)
+            yield from reader.push(delta.text, delta.added_token_spans)
         yield from reader.finish()
 
     def _prompt(self) -> Any:

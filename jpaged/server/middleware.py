@@ -64,7 +64,8 @@ class RequestMiddleware:
             nonlocal status, begun
             if message["type"] == "http.response.start":
                 status, begun = message["status"], True
-                MutableHeaders(scope=message)["X-Request-Id"] = caller.request_id
+                for name in {"X-Request-Id", protocol_for(scope).id_header}:
+                    MutableHeaders(scope=message)[name] = caller.request_id
             await send(message)
 
         counts = scope["method"] == "POST"

@@ -47,6 +47,7 @@ class Protocol:
         message: returns the message in an error's body.
         secret: returns the caller's key from the headers of a request; None: there is none.
         secret_header: the header that `secret` reads, for an error.
+        id_header: the header of answers in which clients look for the request's id, which ``X-Request-Id`` has too.
         model: describes a served model to its clients, from OpenAI's description.
         models: makes the answer that lists described models.
         batch_paths: paths that a line of a batch may name.
@@ -65,6 +66,7 @@ class Protocol:
     message: Callable[[Mapping[str, Any]], str] = message_within
     secret: Callable[[Headers], str | None] = bearer
     secret_header: str = "Authorization: Bearer KEY"
+    id_header: str = "X-Request-Id"
     model: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
     models: Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]] = as_list
     batch_paths: tuple[str, ...] = ()

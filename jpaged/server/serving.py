@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from fastapi import Request
@@ -22,7 +23,7 @@ from jpaged.server.logs import PromptLog
 from jpaged.server.messages.answer_reader import AnswerReader
 from jpaged.server.messages.kept_grammars import KeptGrammars
 from jpaged.server.messages.system_messages import SystemMessages
-from jpaged.server.messages.turn_form import TurnForm
+from jpaged.server.messages.turn_form import TurnForm, bound_to
 from jpaged.server.metrics import RequestTimes, ServerMetrics
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces
@@ -65,6 +66,7 @@ class Serving:
         self._names: set[str] = set()
         self._system_messages = SystemMessages()
         self._grammars = KeptGrammars()
+        self._bound = cache(bound_to(engine.tokenizer))
         self._closed = False
 
     @property
@@ -200,9 +202,13 @@ class Serving:
         Raises:
             ApiError: the turn needs a feature that the server or the model lacks.
         """
-        tools, thoughts = self.settings.tool_parser, self.settings.reasoning_parser
         return TurnForm(
-            turn, self.engine.tokenizer, tool_parser=tools, reasoning_parser=thoughts, grammars=self._grammars
+            turn,
+            self.engine.tokenizer,
+            tool_parser=self.settings.tool_parser,
+            reasoning_parser=self.settings.reasoning_parser,
+            grammars=self._grammars,
+            bound=self._bound,
         )
 
     async def rendered(self, form: TurnForm, *, counts: bool = False) -> Mapping[str, Any]:

@@ -111,22 +111,25 @@ def _thoughts(tokenizer: Any, tools: str | None) -> tuple[str | None, str]:
     message = {"role": "assistant", "content": _TEXT, "reasoning_content": _THOUGHT}
     answer = _answer(tokenizer, message) or ""
     begun = _prompt(tokenizer, [_USER], add_generation_prompt=True) or ""
-    rows = sorted(_bound(tokenizer), key=lambda row: row[0] != tools)  # the family of the calls first
-    for name, form in rows:
-        if form.form.thought is None:
-            continue
-        found = _read(form, answer)
-        if found.thought == _THOUGHT and _THOUGHT not in found.text:
-            return name, ""
+    rows = [row for row in _bound(tokenizer) if row[1].form.thought is not None]
+    rows.sort(key=lambda row: row[0] != tools)  # the family of the calls first
+    found = [(_read(form, answer), name) for name, form in rows]
+    fitting = [(one, name) for one, name in found if one.thought == _THOUGHT and _THOUGHT not in one.text]
+    if fitting:  # several may know the marks of thoughts, and one of them those of the text
+        return min(fitting, key=lambda row: len(row[0].text))[1], ""
     template = str(tokenizer.chat_template)
-    for name, form in rows:
-        marks = form.form.thought
-        if marks is None:
-            continue
-        # A line break is an escape in a template's text.
-        in_template = all(any(mark.strip() in template for mark in each) for each in (marks.begin, marks.end))
-        if in_template or form.after(begun) in ("runs", "over"):
-            return name, ""  # templates of many families leave out the thoughts of earlier turns
+
+    def has(*marks: str) -> bool:  # a line break is an escape in a template's text
+        return any(mark.strip() in template for mark in marks)
+
+    named = [  # templates of many families leave out the thoughts of earlier turns
+        (form.form.text, name)
+        for name, form in rows
+        if (marks := form.form.thought) is not None
+        and ((has(*marks.begin) and has(*marks.end)) or form.after(begun) in ("runs", "over"))
+    ]
+    if named:
+        return min(named, key=lambda row: (row[1] != tools, not has(*row[0].begin)))[1], ""
     return None, "its chat template shows no thoughts that a format reads back"
 
 

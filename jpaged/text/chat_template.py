@@ -21,8 +21,8 @@ Content is text or a list of parts, ``{"type": "text", "text": ...}``, images, `
 features, ``{"type": "image_embeds", "image_embeds": {...}}``, and videos,
 ``{"type": "video_url", "video_url": {"url": ...}}`` or ``{"type": "video", "video": ...}``.
 """
-DETAILS = ("auto", "low", "high")
-"""Details of an image's URL, as OpenAI's; "auto" and "high" are the picture as the checkpoint prepares it."""
+DETAILS = ("auto", "low", "high", "original")
+"""Details of an image's URL, as OpenAI's; all but "low" are the picture as the checkpoint prepares it."""
 _MODALITIES = {
     "image_embeds": "image",
     "image_url": "image",
@@ -288,9 +288,13 @@ def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_a_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message; an assistant's without content and calls, such as a lone thought, has an empty text."""
+    """Return the message; an assistant's without content and calls, such as a lone thought, has an empty text.
+
+    An empty list of calls is left out: some templates look only at whether there is a list, and drop the text then.
+    """
+    shown = {name: value for name, value in message.items() if name != "tool_calls" or value}
     empty = message["role"] == "assistant" and message.get("content") is None and not has_calls(message)
-    return {**message, "content": ""} if empty else dict(message)
+    return {**shown, "content": ""} if empty else shown
 
 
 def _are_mappings(values: Any) -> bool:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+from jpaged.text.template_rendering import THOUGHTS
 from jpaged.text.thought_forms import Form, thought_form
 
 ContentForm = Literal["string", "openai", "either"]
@@ -22,6 +24,8 @@ Message = Mapping[str, Any]
 
 _TEXT = "a text that no template has"
 _NAME, _ID, _LONG_ID = "tried_name", "tried0001", "call_tried_0123456789"
+_NAME_2, _ID_2 = "other_name", "other0002"
+_THOUGHT = "a tried thought"
 _ARGUMENTS = {"tried_key": "tried value"}
 _CUT_OFF = '{"tried_key": "tried va'
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
@@ -40,7 +44,12 @@ class CallForm:
         as_text: whether a call's arguments are JSON text; otherwise they are a mapping.
         takes_cut_off: whether arguments that are no mapping may be given as text all the same.
         next_to_text: whether calls are shown next to a text; otherwise they need a message of their own.
+        next_to_both: whether the template takes calls next to a text and a thought; otherwise the thought is put before
+            the text, as in GPT-OSS' template, which shows both as thoughts.
+        together: whether all calls of a message are shown; otherwise each needs a message of its own, with its result
+            after it, as in those of Llama 3 and GPT-OSS.
         short_ids: whether the ids of calls must have nine letters and digits, as Mistral's.
+        named_ids: whether calls are shown by their ids alone, which then say the function, as in Kimi's template.
         shown: whether the template shows calls at all, or some of their arguments by name.
     """
 
@@ -48,7 +57,10 @@ class CallForm:
     as_text: bool = False
     takes_cut_off: bool = True
     next_to_text: bool = True
+    next_to_both: bool = True
+    together: bool = True
     short_ids: bool = False
+    named_ids: bool = False
     shown: bool = True
 
 
@@ -88,9 +100,15 @@ class TemplateForms:
         return "either" if as_text == as_parts else "string"
 
     def _tried_calls(self, tokenizer: Any) -> CallForm:
-        def rendered(content: str | None, arguments: Any, call_id: str = _ID) -> str | None:
-            call = {"id": call_id, "type": "function", "function": {"name": _NAME, "arguments": arguments}}
-            return self._rendered(tokenizer, _USER, {"role": "assistant", "content": content, "tool_calls": [call]})
+        def rendered(
+            content: str | None, arguments: Any, call_id: str = _ID, *, twice: bool = False, **fields: str
+        ) -> str | None:
+            calls = [
+                {"id": one, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for one, name in ((call_id, _NAME), (_ID_2, _NAME_2))[: 1 + twice]
+            ]
+            said = {"role": "assistant", "content": content, "tool_calls": calls, **fields}
+            return self._rendered(tokenizer, _USER, said)
 
         text = json.dumps(_ARGUMENTS)
         tried = [(content, arguments) for arguments in (_ARGUMENTS, text) for content in ("", None)]
@@ -100,12 +118,16 @@ class TemplateForms:
             return CallForm(shown=False)
         content, arguments = tried[best]
         as_text, plain = arguments is text, shown[best]
+        with_text, two = _Shown(rendered(_TEXT, arguments)), rendered(content, arguments, twice=True)
         return CallForm(
             content=content,
             as_text=as_text,
             takes_cut_off=as_text or rendered(content, _CUT_OFF) is not None,
-            next_to_text=_Shown(rendered(_TEXT, arguments)).level >= plain.level,
+            next_to_text=with_text.level >= plain.level,
+            next_to_both=with_text.text is None or rendered(_TEXT, arguments, reasoning_content=_THOUGHT) is not None,
+            together=two is not None and (_NAME_2 in two or _ID_2 in two or not plain.named),
             short_ids=rendered(content, arguments, _LONG_ID) is None,
+            named_ids=plain.level > 0 and _ID in (plain.text or "") and _NAME not in (plain.text or ""),
             shown=plain.level > 0 or plain.named or bool(_READ_BY_NAME.search(self._template)),
         )
 
@@ -175,7 +197,8 @@ def with_calls_in(messages: Sequence[Message], form: CallForm) -> list[dict[str,
     Arguments that are cut off, or are JSON of something else than a mapping, stay the text that they are.
     """
     found: list[dict[str, Any]] = []
-    for message in messages:
+    messages = messages if form.together else [*_one_at_a_time(messages)]
+    for message in _with_names(messages, in_ids=form.named_ids):
         shown = dict(message)
         if form.short_ids and isinstance(message.get("tool_call_id"), str):
             shown["tool_call_id"] = _short(message["tool_call_id"])
@@ -189,11 +212,69 @@ def with_calls_in(messages: Sequence[Message], form: CallForm) -> list[dict[str,
         if _is_empty(message.get("content")):
             found.append({**shown, "content": form.content, "tool_calls": calls})
         elif form.next_to_text:
-            found.append({**shown, "tool_calls": calls})
+            found.append({**(shown if form.next_to_both else _with_thought_in_text(shown)), "tool_calls": calls})
         else:
             found.append({key: value for key, value in shown.items() if key != "tool_calls"})
             found.append({"role": message["role"], "content": form.content, "tool_calls": calls})
     return found
+
+
+def _one_at_a_time(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield a conversation in which each call has a message of its own and, where the results follow, its result after
+    it. A text stays with the first call."""
+    waiting = deque(messages)
+    while waiting:
+        message = waiting.popleft()
+        if not has_calls(message) or len(message["tool_calls"]) == 1:
+            yield message
+            continue
+        results = []
+        while waiting and waiting[0].get("role") == "tool":
+            results.append(waiting.popleft())
+        for number, call in enumerate(message["tool_calls"]):
+            yield {**(message if not number else {"role": message["role"], "content": None}), "tool_calls": [call]}
+            call_id = call.get("id") if isinstance(call, Mapping) else None
+            own = next((one for one in results if one.get("tool_call_id") == call_id), None)
+            if own is not None:
+                results.remove(own)
+                yield own
+        yield from results
+
+
+def _with_names(messages: Sequence[Message], *, in_ids: bool) -> Iterator[Message]:
+    """Yield a conversation whose results have the names of their functions, which clients leave out and templates show.
+
+    Args:
+        in_ids: whether calls get ids as Kimi's model writes them: the function, and the call's number.
+    """
+    count, known = 0, dict[str, dict[str, str]]()  # what a result has of its call, by the call's id
+    for message in messages:
+        if message.get("role") == "tool" and isinstance(call_id := message.get("tool_call_id"), str):
+            own = known.get(call_id, {})
+            yield {**own, **message, **({"tool_call_id": own["tool_call_id"]} if in_ids and own else {})}
+        elif not has_calls(message):
+            yield message
+        else:
+            calls = list(message["tool_calls"])
+            for i, call in enumerate(calls):
+                function = call.get("function") if isinstance(call, Mapping) else None
+                name = function.get("name") if isinstance(function, Mapping) else None
+                if isinstance(name, str) and isinstance(call.get("id"), str):
+                    shown = f"functions.{name}:{count}" if in_ids else call["id"]
+                    known[call["id"]] = {"name": name, "tool_call_id": shown}
+                    calls[i] = {**call, "id": shown}
+                count += 1
+            yield {**message, "tool_calls": calls}
+
+
+def _with_thought_in_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message whose thought is the beginning of its text."""
+    thought = next((message[name] for name in THOUGHTS if message.get(name)), None)
+    if not isinstance(thought, str):
+        return message
+    content = message["content"]
+    before = f"{thought}\n{content}" if isinstance(content, str) else [{"type": "text", "text": thought}, *content]
+    return {name: value for name, value in message.items() if name not in THOUGHTS} | {"content": before}
 
 
 def _is_empty(content: Any) -> bool:

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from renderings import TEMPLATES, as_json, rendered, tokenizer_of
 
-from jpaged.answers.bound import BoundFormat
+from jpaged.answers.bound import BoundFormat, format_of
 from jpaged.answers.parts import CallArguments, CallCut, CallEnd, CallStart, TokenSpan
 from jpaged.answers.rows import ANSWER_FORMATS
 
@@ -121,6 +121,19 @@ def test_what_a_template_renders_is_read_back_however_it_is_cut(family, step):
             assert found == meant(*answer), (size, text)
         for cut in range(1, len(text), step):
             assert read(form, [(text[:cut], ()), (text[cut:], ())]) == meant(*answer), (cut, text)
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+@pytest.mark.parametrize("family", [name for name in ROWS if ANSWER_FORMATS[name].thought])
+def test_without_tools_a_text_after_a_thought_has_no_marks(family, tokens):
+    tokenizer = tokenizer_of(family if tokens else None)
+    form = BoundFormat(format_of(None, family, tokenizer), tokenizer)
+    text = rendered(family, "let me see", "It is so.")
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    found = read(form, pieces(tokenizer, ids) if tokens else [(text, ())])
+    assert found == meant("let me see", "It is so.")
+    grammar = form.grammar.before_json({"const": 1}, "may")
+    assert allows(tokenizer, grammar, rendered(family, "let me see", "1"))
 
 
 def test_a_mark_of_tokens_right_after_a_word_that_is_no_value_counts():

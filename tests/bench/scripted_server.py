@@ -22,6 +22,7 @@ class Script:
 
     Attributes:
         first, gap: seconds to the first token and between tokens.
+        part: the field of a chat's delta that holds the text.
         usage: whether it counts tokens at the end.
         refuse: of every so many requests, one gets 429; 0 = none.
         break_off: whether streams end without [DONE].
@@ -34,6 +35,7 @@ class Script:
 
     first: float = 0.03
     gap: float = 0.01
+    part: str = "content"
     usage: bool = True
     refuse: int = 0
     break_off: bool = False
@@ -52,7 +54,7 @@ class Script:
             for number in range(body["max_tokens"]):
                 if number:
                     await asyncio.sleep(self.gap)
-                chat = {"delta": {"content": "a "}} if "messages" in body else {"text": "a "}
+                chat = {"delta": {self.part: "a "}} if "messages" in body else {"text": "a "}
                 yield f"data: {json.dumps({'choices': [chat]})}\n\n"
                 if self.strange:
                     yield f"data: {json.dumps({'choices': [None, {'delta': 4}], 'usage': 5})}\n\ndata: 3\n\n"

@@ -143,8 +143,9 @@ def test_each_request_asks_for_a_stream_with_usage_and_has_the_key():
     assert set(script.keys) == {"Bearer secret"}
 
 
-def test_chat_takes_texts_and_conversations_and_completions_no_conversation():
-    script = Script(first=0, gap=0, usage=False)
+@pytest.mark.parametrize("part", ["content", "reasoning", "reasoning_content"])
+def test_chat_takes_texts_and_conversations_and_completions_no_conversation(part):
+    script = Script(first=0, gap=0, usage=False, part=part)
     talk = ({"role": "system", "content": "s"}, {"role": "user", "content": "u"})
     (report,), _ = measure(script, [Ask("text", 3), Ask(talk, 3)], endpoint="chat")
     assert report.completed == 2 and report.output_tokens == 6, "without usage the parts are counted"

@@ -19,6 +19,7 @@ class Scripted:
     """An engine whose tokens are words, with 32 of context."""
 
     max_model_len = 32
+    tokenizer = None
 
     def __init__(self, model: str, **settings: object) -> None:
         self.control = SimpleNamespace(compilation_notes=nullcontext)
@@ -41,7 +42,8 @@ class Scripted:
                 sys.stdout.flush()
                 time.sleep(60)  # until Ctrl-C
             ending = "stop" if i + 1 == len(words) else "length" if i + 1 == most else None
-            yield SimpleNamespace(text=word if i == 0 else f" {word}", token_ids=[i], finish_reason=ending)
+            text = word if i == 0 else f" {word}"
+            yield SimpleNamespace(text=text, token_ids=[i], finish_reason=ending, added_token_spans=[])
 
 
 if __name__ == "__main__":

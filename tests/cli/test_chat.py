@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from renderings import tokenizer_with
 from typer.testing import CliRunner
 
 from jpaged.cli.chat import Conversation
 from jpaged.cli.main import app
+from jpaged.outputs import StreamDelta
 from jpaged.sampling_params import SamplingParams
+from jpaged.text.detokenizer import IncrementalDecoder
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # tests are imported by their paths
@@ -132,6 +135,24 @@ def test_old_turns_make_room_and_the_system_message_stays():
     assert roles == ["user", "assistant"] * (len(roles) // 2) and conversation.messages[-2]["content"].startswith(
         "question 5"
     )
+
+
+def test_thoughts_are_read_in_the_form_of_the_models_template(monkeypatch):
+    answer = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+    llm = Scripted("m")
+    llm.tokenizer = tokenizer_with("gpt_oss")
+    ids = llm.tokenizer.encode(answer, add_special_tokens=False)
+    decoder = IncrementalDecoder(llm.tokenizer)  # which hides the marks, as they are special tokens
+
+    def deltas(prompt, params):
+        for token in ids:
+            text, spans = decoder.push_placed(token)
+            yield StreamDelta(0, 0, text, [token], added_token_spans=spans)
+
+    monkeypatch.setattr(llm, "stream", deltas)
+    conversation = Conversation(llm, SamplingParams(max_tokens=8))
+    assert "".join(f"<{text}>" if thought else text for text, thought in conversation.ask("hello")) == "<h><m>Hi"
+    assert conversation.messages[-1] == {"role": "assistant", "content": "Hi"}
 
 
 def test_an_answer_that_is_stopped_stays_as_far_as_it_came():

@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from renderings import tokenizer_of
 
+from jpaged import SamplingParams
 from jpaged.server.anthropic.field_classes import TABLE as OF_MESSAGES
 from jpaged.server.messages.custom_tools import CustomInput
+from jpaged.server.messages.turn_form import TurnForm
 from jpaged.server.openai.bodies.field_classes import TABLE
+from jpaged.server.turn import Turn
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ASKED = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "temperature": 0}
@@ -81,6 +85,25 @@ def test_controls_that_the_template_has_are_applied(serve, tiny_llm, monkeypatch
     monkeypatch.setattr(tiny_llm.tokenizer, "chat_template", tiny_llm.tokenizer.chat_template.replace("effort", "x"))
     answer = server.answer(CHAT, ASKED | {"reasoning_effort": "none"})
     assert "not_honoured" not in answer and answer["usage"]["prompt_tokens"] > plain
+
+
+@pytest.mark.parametrize(
+    ("template", "switch"),
+    [
+        ("{% if enable_thinking is false %}<think></think>{% endif %}", "enable_thinking"),
+        ("{% if not thinking is defined %}{% set thinking = false %}{% endif %}", "thinking"),  # as DeepSeek's
+        ("{%- if tools %}{%- elif thinking %}Think.{%- endif %}", "thinking"),  # as Granite's
+        ("{% if m.content and m.thinking %}{% elif 'thinking' in m %}{{ m['thinking'] }}{% endif %}no thinking", None),
+    ],
+)
+def test_thoughts_are_switched_by_the_variable_of_the_template(template, switch):
+    tokenizer = tokenizer_of()
+    tokenizer.chat_template = template
+    messages = [{"role": "user", "content": "hello"}]
+    for controls, on in (({"thinks": True}, True), ({"thinks": False}, False), ({"reasoning_effort": "none"}, False)):
+        form = TurnForm(Turn(messages=messages, params=SamplingParams(), controls=controls), tokenizer)
+        options = form.template_options()["chat_template_kwargs"]
+        assert options == (None if switch is None else {switch: on})
 
 
 def test_fields_of_vllm_are_refused_with_what_to_send_and_a_request_id_is_named(server):

@@ -84,7 +84,7 @@ def test_the_images_of_a_functions_output_are_seen_after_the_outputs(server_of):
     urls = [url_of(picture(i)) for i in range(3)]
 
     def image(i):
-        return {"type": "input_image", "image_url": urls[i], "detail": "high"}
+        return {"type": "input_image", "image_url": urls[i], "detail": "original"}
 
     calls = [{"type": "function_call", "call_id": f"c{i}", "name": "look", "arguments": "{}"} for i in range(2)]
     outputs = [
@@ -200,6 +200,7 @@ def test_low_detail_shrinks_a_picture_and_high_does_not(server_of):
         (small, "auto"),
         (large, "high"),
         (large, "auto"),
+        (large, "original"),
     ):
         server_of.answer(CHAT, {"model": "tiny", "max_tokens": 1, "messages": messages(url_of(image), detail=detail)})
     assert server_of.engine.stats().num_encoded_images == before + 2, "the picture, and the picture of low detail"

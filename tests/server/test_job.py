@@ -36,10 +36,11 @@ async def cancelled(answer):
 @pytest.mark.parametrize(
     ("before", "status", "events"),
     [
+        ([], "cancelled", ["created", "cancelled"]),
         (["created"], "cancelled", ["created", "cancelled"]),
         (["created", "completed"], "completed", ["created", "completed"]),
     ],
 )
-def test_a_cancelled_job_has_one_end(before, status, events):
+def test_a_cancelled_job_has_one_beginning_and_one_end(before, status, events):
     found = asyncio.run(cancelled(Held(*(f"response.{kind}" for kind in before))))
     assert found == (status, [f"response.{kind}" for kind in events])

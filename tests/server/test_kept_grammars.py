@@ -7,6 +7,8 @@ import pytest
 from tiny_chat_model import byte_level_tokenizer
 from turn_forms import form_of
 
+from jpaged.answers.bound import BoundFormat
+from jpaged.server.messages import turn_form
 from jpaged.server.messages.kept_grammars import MOST_KEPT, MOST_KEPT_CHARACTERS, KeptGrammars
 from jpaged.server.openai.bodies.chat import ChatRequest
 
@@ -17,6 +19,14 @@ TOKENIZER = byte_level_tokenizer()
 def tool(**properties):
     parameters = {"type": "object", "properties": properties, "required": list(properties)}
     return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+def test_the_formats_of_a_server_are_bound_to_its_tokenizer_once(server, monkeypatch):
+    made = []
+    monkeypatch.setattr(turn_form, "BoundFormat", lambda *given: made.append(given) or BoundFormat(*given))
+    for _ in range(3):
+        server.chat(max_tokens=1)
+    assert len(made) == 1
 
 
 class Counting(KeptGrammars):

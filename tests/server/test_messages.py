@@ -391,6 +391,7 @@ def test_errors_have_the_apis_form():
         found = answer.json()
         assert (answer.status_code, found["type"], found["error"]["type"]) == (status, "error", kind), found
         assert found["error"]["message"].startswith(message) and found["request_id"] == "r"
+        assert answer.headers["request-id"] == answer.headers["x-request-id"] == "r"  # the API's clients read the first
     found = events(ask(body("broken", stream=True), app=app))
     assert found[0]["type"] == "message_start" and found[-1]["error"]["type"] == "api_error"
 

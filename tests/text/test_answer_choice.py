@@ -4,7 +4,7 @@ import json
 
 import pytest
 import wanted
-from renderings import TEMPLATES, tokenizer_of, tokenizer_with
+from renderings import TEMPLATES, rendered, tokenizer_of, tokenizer_with
 
 from jpaged.answers.bound import BoundFormat, format_of
 from jpaged.answers.parts import CallArguments, CallStart
@@ -25,6 +25,17 @@ def test_the_row_is_found_that_reads_what_the_template_renders(family):
     choice, name = chosen_formats(tokenizer_with(family)), _OTHER.get(family, family)
     assert choice.tools == (name if ANSWER_FORMATS[family].calls else None)
     assert choice.thoughts == (name if ANSWER_FORMATS[family].thought else None)
+
+
+@pytest.mark.parametrize("family", [name for name in TEMPLATES if ANSWER_FORMATS[name].thought])
+def test_without_calls_in_the_template_no_marks_are_left_in_the_text(family):
+    tokenizer = tokenizer_with(family)
+    for template in (tokenizer.chat_template, tokenizer.chat_template.replace("if m.thinking", "if m.none or false")):
+        tokenizer.chat_template = template.replace("m.tool_calls", "m.none")
+        choice = chosen_formats(tokenizer)
+        reader = BoundFormat(format_of(None, choice.thoughts, tokenizer)).reader()
+        parts = [*reader.push(rendered(family, "hm", "Hi")), *reader.finish()]
+        assert choice.tools is None and [part.text.strip() for part in parts] == ["hm", "Hi"], choice
 
 
 def test_the_reason_is_said_where_no_row_is_found():

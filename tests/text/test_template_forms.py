@@ -56,7 +56,7 @@ KIMI = (
     "{% for tool_call in message['tool_calls'] %}"
     "<|call|>{{ tool_call['id'] }}<|arguments|>{% if tool_call['function']['arguments'] is string %}"
     "{{ tool_call['function']['arguments'] }}{% else %}{{ tool_call['function']['arguments'] | tojson }}{% endif %}"
-    "{% endfor %}{% else %}{{ message['content'] }}{% endif %}<|im_end|>{% endfor %}"
+    "{% endfor %}{% else %}{{ message.tool_call_id or '' }}{{ message['content'] }}{% endif %}<|im_end|>{% endfor %}"
 )
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -68,7 +68,16 @@ CODER = (  # as Qwen3-Coder's: a mapping, or the template raises
     "<function={{ call.function.name }}>{% for key, value in call.function.arguments.items() %}"
     "<parameter={{ key }}>{{ value }}</parameter>{% endfor %}</function>{% endfor %}{% endfor %}"
 )
+GPT_OSS = (
+    "{% for message in messages %}{% if message.role == 'assistant' and 'tool_calls' in message %}"
+    "{% set call = message.tool_calls[0].function %}{% if message.content and message.thinking %}"
+    "{{ raise_exception('Cannot pass both content and thinking') }}{% elif message.content or message.thinking %}"
+    "<analysis>{{ message.content or message.thinking }}<end>{% endif %}"
+    "<to={{ call.name }}>{{ call.arguments | tojson }}<call>{% else %}"
+    "<{{ message.role }}>{{ message.content }}<end>{% endif %}{% endfor %}"
+)
 TEMPLATES = {
+    "GPT-OSS": GPT_OSS,
     "R1": R1,
     "Qwen3": QWEN3,
     "Llama 3.1": LLAMA31,
@@ -104,7 +113,7 @@ def rendered(tokenizer, template, content, arguments, call_id=CALL_ID, **call):
 def test_calls_survive_next_to_no_content(tokenizer, family, content):
     prompts = [rendered(tokenizer, TEMPLATES[family], content, a) for a in (ARGUMENTS, json.loads(ARGUMENTS))]
     assert prompts[0] == prompts[1] and "None" not in prompts[0] and "rain" in prompts[0]
-    assert (CALL_ID if family == "Kimi" else "weather") in prompts[0]
+    assert "weather" in prompts[0]
     assert ("<parameter=days>2<" if family == "Qwen3-Coder" else ARGUMENTS) in prompts[0]
 
 
@@ -113,6 +122,46 @@ def test_calls_survive_next_to_a_text(tokenizer, family):
     prompt = rendered(tokenizer, TEMPLATES[family], "I look.", ARGUMENTS)
     assert ("<parameter=days>2<" if family == "Qwen3-Coder" else ARGUMENTS) in prompt
     assert ("I look." in prompt) is (family not in ("Llama 3.1", "Mistral"))  # these show calls alone
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_several_calls_survive_each_with_its_result(tokenizer, family):
+    cities = ("Ulm", "Bonn", "Jena")
+    functions = ({"name": f"see_{city}", "arguments": json.dumps({"city": city})} for city in cities)
+    calls = [{"id": f"id_{city}", "function": function} for city, function in zip(cities, functions, strict=True)]
+    results = {city: {"role": "tool", "tool_call_id": f"id_{city}", "content": f"rain in {city}"} for city in cities}
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "I look.", "tool_calls": calls},
+        *(results[city] for city in ("Jena", "Ulm", "Bonn")),
+        {"role": "user", "content": "thanks"},
+    ]
+    options = ChatOptions(chat_template=TEMPLATES[family], add_generation_prompt=False)
+    prompt = templated(messages, tokenizer, options)
+    called, told = ([prompt.index(f"{before}{city}") for city in cities] for before in ("see_", "rain in "))
+    assert called == sorted(called) and "None" not in prompt and max(told) < prompt.index("thanks")
+    if family in ("Llama 3.1", "GPT-OSS"):  # their templates show one call a message
+        assert all(call < result for call, result in zip(called, told, strict=True)) and told == sorted(told)
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_an_empty_list_of_calls_is_none(tokenizer, family):
+    options = ChatOptions(chat_template=TEMPLATES[family], add_generation_prompt=False)
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "It rains."}]
+    plain = templated(said, tokenizer, options)
+    for none in ([], None):
+        assert templated([said[0], said[1] | {"tool_calls": none}], tokenizer, options) == plain
+    assert "It rains." in plain
+
+
+def test_a_thought_and_a_text_next_to_a_call_are_one_where_a_template_takes_one(tokenizer):
+    call = {"id": CALL_ID, "function": {"name": "weather", "arguments": ARGUMENTS}}
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [call]},
+    ]
+    options = ChatOptions(chat_template=GPT_OSS, add_generation_prompt=False)
+    assert "<analysis>hm\nI look.<end><to=weather>" in templated(messages, tokenizer, options)
 
 
 @pytest.mark.parametrize("arguments", ['{"city": "Ul', "Ulm", "[1, 2]", '"{}"', "null"])
@@ -133,8 +182,27 @@ def test_ids_become_short_only_where_a_template_insists(tokenizer):
     prompt = rendered(tokenizer, MISTRAL, None, ARGUMENTS)
     short = prompt.rpartition(", ")[2]
     assert len(short) == 9 and f'"id": "{short}"' in prompt  # the call's and the result's are one
-    assert CALL_ID in rendered(tokenizer, KIMI, None, ARGUMENTS)
     assert "abc123XYZ" in rendered(tokenizer, MISTRAL, None, ARGUMENTS, call_id="abc123XYZ")
+
+
+def test_a_result_has_the_name_of_its_function_unless_the_client_gives_one(tokenizer):
+    template = "{% for m in messages %}{% if m.role == 'tool' %}{{ m.name + ': ' + m.content }}{% endif %}{% endfor %}"
+    assert rendered(tokenizer, template, None, ARGUMENTS) == "weather: rain"
+    call = {"id": "a", "function": {"name": "weather", "arguments": {}}}
+    told = {"role": "tool", "tool_call_id": "a", "content": "rain", "name": "given"}
+    options = ChatOptions(chat_template=template, add_generation_prompt=False)
+    assert templated([{"role": "assistant", "tool_calls": [call]}, told], tokenizer, options) == "given: rain"
+
+
+def test_ids_say_the_function_where_a_template_shows_a_call_by_its_id_alone(tokenizer):
+    turns = []
+    for city in ("Ulm", "Bonn"):  # a client may use an id twice
+        call = {"id": CALL_ID, "function": {"name": f"see_{city}", "arguments": "{}"}}
+        turns += [{"role": "assistant", "content": None, "tool_calls": [call]}]
+        turns += [{"role": "tool", "tool_call_id": CALL_ID, "content": f" rain in {city}"}]
+    prompt = templated(turns, tokenizer, ChatOptions(chat_template=KIMI, add_generation_prompt=False))
+    for name in ("functions.see_Ulm:0", "functions.see_Bonn:1"):
+        assert f"<|call|>{name}<|arguments|>" in prompt and f"<|tool|>{name} rain" in prompt
 
 
 def test_a_template_is_tried_once(tokenizer, monkeypatch):

@@ -119,6 +119,7 @@ PROTOCOL = Protocol(
     ping=b'event: ping\ndata: {"type":"ping"}\n\n',
     secret=_secret,
     secret_header="x-api-key: KEY",
+    id_header="request-id",
     model=_model,
     models=_models,
     batch_paths=("/v1/messages",),

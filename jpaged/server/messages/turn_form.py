@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,6 +20,9 @@ from jpaged.server.messages.kept_grammars import KeptGrammars
 from jpaged.server.messages.parts import PlainReader, Reader
 from jpaged.server.turn import Tool, Turn
 
+_SWITCH = re.compile(r"\{%-?\s*(?:el)?if\b[^%]*(?<![\w.'\"])thinking\b(?![\w'\"])")
+"""Matches a condition of a template that reads the variable ``thinking``, as DeepSeek's and Granite's, and no field of
+a message of this name."""
 _THINKS = "the model's chat template cannot switch thoughts off"
 _NO_BUDGET = "the form of the model's thoughts is not known: --reasoning-parser names one"
 _CONTROLS = {
@@ -26,6 +30,14 @@ _CONTROLS = {
     "verbosity": "the model's chat template has no control of its verbosity",
 }
 """Controls of a turn, with the reason where the template has no variable of the name."""
+
+
+Bound = Callable[[str | None, str | None], BoundFormat]
+
+
+def bound_to(tokenizer: Any) -> Bound:
+    """Return what makes the formats of a tokenizer, see `TurnForm`."""
+    return lambda tools, thoughts: BoundFormat(format_of(tools, thoughts, tokenizer), tokenizer)
 
 
 class TurnForm:
@@ -37,6 +49,9 @@ class TurnForm:
         tool_parser: family whose tool calls are read, of `jpaged.answers.rows.ANSWER_FORMATS`; None: tools are refused.
         reasoning_parser: family whose thoughts are split off, of the same table; None: none are.
         grammars: keeps the grammars of turns with this tokenizer; None: only this turn's.
+        bound: returns the format of the calls of one row and the thoughts of another, see `format_of`, in the
+            tokenizer. Turns may share formats: a tokenizer with thousands of added tokens lists them all for each.
+            None: it is made for this turn.
 
     Attributes:
         custom: names of the tools whose calls have an input in place of arguments.
@@ -54,6 +69,7 @@ class TurnForm:
         tool_parser: str | None = None,
         reasoning_parser: str | None = None,
         grammars: KeptGrammars | None = None,
+        bound: Bound | None = None,
     ) -> None:
         self.turn = turn
         self._grammars = KeptGrammars() if grammars is None else grammars
@@ -63,9 +79,8 @@ class TurnForm:
             "reasoning_parser": reasoning_parser,
             "tool_parser": tool_parser if self._tools else "none",
         }
-        form = format_of(tool_parser if self._tools else None, reasoning_parser, tokenizer)
-        self._form = BoundFormat(form, tokenizer)
-        self._thinks = form.thought is not None
+        self._form = (bound or bound_to(tokenizer))(tool_parser if self._tools else None, reasoning_parser)
+        self._thinks = self._form.form.thought is not None
         self.custom = frozenset(tool.name for tool in self._tools if tool.takes_text)
         self.unhonoured: dict[str, str] = {}
         self._controls = self._template_controls()
@@ -105,9 +120,10 @@ class TurnForm:
         template = getattr(self._tokenizer, "chat_template", None) or ""
         text = template if isinstance(template, str) else " ".join(map(str, template.values()))
         controls: dict[str, Any] = {}
+        switch = "enable_thinking" if "enable_thinking" in text else "thinking" if _SWITCH.search(text) else None
         thinks = self.turn.controls.get("thinks")
-        if thinks is not None and "enable_thinking" in text:
-            controls["enable_thinking"] = thinks
+        if thinks is not None and switch is not None:
+            controls[switch] = thinks
         elif thinks is False and self._thinks:
             self.unhonoured["thinks"] = _THINKS
         if self.turn.controls.get("thought_budget") is not None and not self._thinks:
@@ -118,8 +134,8 @@ class TurnForm:
                 continue
             if name in text:
                 controls[name] = value
-            elif name == "reasoning_effort" and value == "none" and "enable_thinking" in text:
-                controls["enable_thinking"] = False
+            elif name == "reasoning_effort" and value == "none" and switch is not None:
+                controls[switch] = False
             else:
                 self.unhonoured[name] = reason
         return controls

@@ -22,11 +22,11 @@ class ImageUrl(Body):
     """The place of an image: a ``data:`` URL, or a URL that the engine's `ImageSources` allow.
 
     Attributes:
-        detail: "low" shrinks the picture first, "high" and "auto" do not.
+        detail: "low" shrinks the picture first, the others do not.
     """
 
     url: str
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
 
 
 class VideoUrl(Body):

@@ -34,7 +34,7 @@ class InputPart(Body):
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text", "input_image"]
     text: str = ""
     image_url: str | None = None
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 

@@ -67,7 +67,7 @@ class Job:
         self = cls(response, items, sent)
         self.done = True
         if not ends(self._events):
-            self._emit(f"response.{response['status']}", {"response": response})
+            self._emit_end()
         return self
 
     @property
@@ -109,7 +109,7 @@ class Job:
             if not ends(self._events):
                 self.response = answer.state("cancelled")
                 if self._cancelled:  # else the server ends, and a restarted one continues
-                    self._emit("response.cancelled", {"response": self.response})
+                    self._emit_end()
         except Exception as error:
             if described(error).status == 500:
                 logger.exception("a response failed")
@@ -122,6 +122,14 @@ class Job:
             if self.log is not None:
                 self.log.close()
             self._wake()
+
+    def _emit_end(self) -> None:
+        """Emit the terminal event of the response, after a first one, without which OpenAI's client takes no other."""
+        if not self._events:
+            unknown = dict.fromkeys(("error", "incomplete_details", "usage"))
+            begun = {**self.response, "status": "in_progress", "output": [], **unknown}
+            self._emit("response.created", {"response": begun})
+        self._emit(f"response.{self.response['status']}", {"response": self.response})
 
     def _emit(self, kind: str, fields: dict[str, Any]) -> None:
         written = event({"type": kind, "sequence_number": len(self._events), **fields}, kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,9 @@ _SAVED = (
     "default_prompt",
     "most_tokens",
     "in_mean",
+    "activation",
 )
+"""Attributes of `PoolingHead` that a saved checkpoint has as they are."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,9 @@ def read_pooling_head(
 
 def _read(source: Source, reader: TensorReader, config: AnyConfig, encodes: bool) -> PoolingHead:
     if source.kind == "orbax" and (saved := read_json(source.path / CHECKPOINT_MARKER).get("pooling")) is not None:
-        return PoolingHead(**{name: saved[name] for name in _SAVED if name in saved}, modules=tuple(saved["modules"]))
+        kept = {name: saved[name] for name in _SAVED if name in saved}
+        answers = None if saved.get("answers") is None else AnswerTokens(**saved["answers"])
+        return PoolingHead(**kept, modules=tuple(saved["modules"]), answers=answers)
     if isinstance(reader, GGUFWeights):
         return _of_gguf(reader, encodes)
     if isinstance(reader, EncoderReader):
@@ -164,7 +168,8 @@ def _independent(config: AnyConfig, classes: VectorLayers | None) -> bool:
 
 def saved_fields(head: PoolingHead) -> dict[str, Any]:
     """Return the fields of a model's pooling in a saved checkpoint, which has no place for layers after it."""
-    return {name: getattr(head, name) for name in _SAVED} | {"modules": list(head.modules)}
+    answers = None if head.answers is None else asdict(head.answers)
+    return {name: getattr(head, name) for name in _SAVED} | {"modules": list(head.modules), "answers": answers}
 
 
 def _activation(config: AnyConfig) -> str | None:

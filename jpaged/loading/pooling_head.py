@@ -246,6 +246,7 @@ class HeadlessReader(RenamedTensors):
         tied: whether the embedding is the vocabulary's head.
 
     Attributes:
+        tied: whether the config says so; opening a checkpoint without a vocabulary's head changes what it says.
         classifies: whether it has a head for classes.
         generates: whether it has a vocabulary's head after all.
     """
@@ -253,6 +254,7 @@ class HeadlessReader(RenamedTensors):
     def __init__(self, whole: TensorReader, tied: bool):
         names = list(whole.names())
         prefix = base_prefix(names) or ""
+        self.tied = tied
         self.classifies = HEAD in names
         self.generates = not self.classifies and (tied or VOCABULARY_HEAD in names)
         stored = {

@@ -13,6 +13,7 @@ from gguf.constants import PoolingType
 
 from jpaged.loading.answer_tokens import MODULE, AnswerTokens, answer_head, answers_of_module
 from jpaged.loading.encoder_tensors import EncoderReader
+from jpaged.loading.gguf.names import DENSE
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import read_json
 from jpaged.loading.model_config import AnyConfig
@@ -46,9 +47,6 @@ _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 `answer_tokens.MODULE` after the first."""
 _PROMPTS = "config_sentence_transformers.json"
 _TOKENS = "sentence_bert_config.json"
-
-_GGUF_DENSE = ("dense_2", "dense_3")
-"""GGUF's names of EmbeddingGemma's two Dense modules, neither of which has a bias or an activation."""
 
 _SAVED = (
     "pooling",
@@ -185,7 +183,7 @@ def _last_name(path: Any) -> str | None:
 
 def _of_gguf(reader: GGUFWeights, encodes: bool) -> PoolingHead:
     kind, names = reader.pooling_type, set(reader.names())
-    dense = [read_layer(reader, name) for name in _GGUF_DENSE if f"{name}.weight" in names]
+    dense = [read_layer(reader, name) for name in DENSE if f"{name}.weight" in names]
     own = PoolingHead(
         "mean" if encodes else "last", generates=not encodes, dense=VectorLayers(dense) if dense else None
     )

@@ -44,6 +44,8 @@ class Stored:
 
 _COMPUTED = ("rope_freqs.weight", LONG_FACTORS, SHORT_FACTORS)
 """Tensors that repeat settings of the config."""
+DENSE = ("dense_2", "dense_3")
+"""EmbeddingGemma's two Dense modules, neither of which has a bias or an activation; no part of the model reads them."""
 _ONE_EXPERT = re.compile(r"(ffn_\w+)\.(\d+)")
 """Stem of one expert's matrix in files written before April 2024; later ones have those of a layer in one tensor."""
 

@@ -95,7 +95,10 @@ class EncoderReader(RenamedTensors):
             elif not _NOT_READ.match(own):
                 stored[own] = name
         super().__init__(whole, stored)
-        self.whole, self._prefix = whole, prefix
+        self._prefix = prefix
+
+    def written_name(self, name: str) -> str:
+        return name if self._parts else self.stored_name(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         rows, *rest = super().shape(name)

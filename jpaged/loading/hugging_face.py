@@ -50,6 +50,21 @@ def read_text(file: Path) -> str:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from error
 
 
+def module_folders(folder: Path, kind: str = "") -> list[str]:
+    """Return the folders within a folder that sentence-transformers' modules.json names; none where it is not there, or
+    is one that its reader refuses.
+
+    Args:
+        kind: the end of the modules' types; empty = all types.
+    """
+    try:
+        modules = json.loads((folder / "modules.json").read_text("utf-8"))
+        paths = [module["path"] for module in modules if module["type"].endswith(kind)]
+        return [path for path in paths if path and ".." not in Path(path).parts and not Path(path).is_absolute()]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """Return the fields of a file, or none where there is no file.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from gguf.constants import PoolingType
 
 from jpaged.loading.answer_tokens import MODULE, AnswerTokens, answer_head, answers_of_module
 from jpaged.loading.encoder_tensors import EncoderReader
+from jpaged.loading.gguf.names import DENSE
 from jpaged.loading.gguf.weights import GGUFWeights
 from jpaged.loading.hugging_face import read_json
 from jpaged.loading.model_config import AnyConfig
@@ -47,9 +48,6 @@ _MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
 _PROMPTS = "config_sentence_transformers.json"
 _TOKENS = "sentence_bert_config.json"
 
-_GGUF_DENSE = ("dense_2", "dense_3")
-"""GGUF's names of EmbeddingGemma's two Dense modules, neither of which has a bias or an activation."""
-
 _SAVED = (
     "pooling",
     "normalize",
@@ -59,7 +57,9 @@ _SAVED = (
     "default_prompt",
     "most_tokens",
     "in_mean",
+    "activation",
 )
+"""Attributes of `PoolingHead` that a saved checkpoint has as they are."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,9 @@ def read_pooling_head(
 
 def _read(source: Source, reader: TensorReader, config: AnyConfig, encodes: bool) -> PoolingHead:
     if source.kind == "orbax" and (saved := read_json(source.path / CHECKPOINT_MARKER).get("pooling")) is not None:
-        return PoolingHead(**{name: saved[name] for name in _SAVED if name in saved}, modules=tuple(saved["modules"]))
+        kept = {name: saved[name] for name in _SAVED if name in saved}
+        answers = None if saved.get("answers") is None else AnswerTokens(**saved["answers"])
+        return PoolingHead(**kept, modules=tuple(saved["modules"]), answers=answers)
     if isinstance(reader, GGUFWeights):
         return _of_gguf(reader, encodes)
     if isinstance(reader, EncoderReader):
@@ -164,7 +166,8 @@ def _independent(config: AnyConfig, classes: VectorLayers | None) -> bool:
 
 def saved_fields(head: PoolingHead) -> dict[str, Any]:
     """Return the fields of a model's pooling in a saved checkpoint, which has no place for layers after it."""
-    return {name: getattr(head, name) for name in _SAVED} | {"modules": list(head.modules)}
+    answers = None if head.answers is None else asdict(head.answers)
+    return {name: getattr(head, name) for name in _SAVED} | {"modules": list(head.modules), "answers": answers}
 
 
 def _activation(config: AnyConfig) -> str | None:
@@ -180,7 +183,7 @@ def _last_name(path: Any) -> str | None:
 
 def _of_gguf(reader: GGUFWeights, encodes: bool) -> PoolingHead:
     kind, names = reader.pooling_type, set(reader.names())
-    dense = [read_layer(reader, name) for name in _GGUF_DENSE if f"{name}.weight" in names]
+    dense = [read_layer(reader, name) for name in DENSE if f"{name}.weight" in names]
     own = PoolingHead(
         "mean" if encodes else "last", generates=not encodes, dense=VectorLayers(dense) if dense else None
     )
@@ -241,6 +244,7 @@ class HeadlessReader(RenamedTensors):
         tied: whether the embedding is the vocabulary's head.
 
     Attributes:
+        tied: whether the config says so; opening a checkpoint without a vocabulary's head changes what it says.
         classifies: whether it has a head for classes.
         generates: whether it has a vocabulary's head after all.
     """
@@ -248,6 +252,7 @@ class HeadlessReader(RenamedTensors):
     def __init__(self, whole: TensorReader, tied: bool):
         names = list(whole.names())
         prefix = base_prefix(names) or ""
+        self.tied = tied
         self.classifies = HEAD in names
         self.generates = not self.classifies and (tied or VOCABULARY_HEAD in names)
         stored = {

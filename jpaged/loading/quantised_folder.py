@@ -22,14 +22,17 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.loading.build_context import build_context
+from jpaged.loading.hugging_face import module_folders
 from jpaged.loading.open_checkpoint import OpenedModel, open_model
 from jpaged.loading.parameters.targets import abstract_model, targets_of
-from jpaged.loading.renamed_tensors import LanguageModelReader
+from jpaged.loading.pooling_head import HeadlessReader
+from jpaged.loading.renamed_tensors import LanguageModelReader, RenamedTensors
+from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.tensor_reader import TensorReader
 from jpaged.loading.tokenizer import as_transformers, has_tokenizer, load_tokenizer
 from jpaged.loading.weight_formats.stored_codes import pack_words
 from jpaged.loading.written_forms import GROUPS, check_form
-from jpaged.model_api import TENSOR_AXIS
+from jpaged.model_api import TENSOR_AXIS, ModelConfig
 from jpaged.new_folder import new_folder
 
 _warn = logging.getLogger(__name__).warning
@@ -150,13 +153,19 @@ def _write(opened: OpenedModel, matrices: set[str], folder: Path, method: str, b
         remedy = f"; {fitting} takes all" if fitting else ""
         raise ValueError(f"group_size={group}: none of {len(unfit)} matrices fits{remedy}")
     shards.finish()
-    config = opened.config.to_dict() | {"quantization_config": _described(method, bits, group, plain)}
+    said = opened.config.given if isinstance(opened.config, ModelConfig) else opened.config.to_dict()
+    if isinstance(opened.reader, HeadlessReader):
+        said = said | {"tie_word_embeddings": opened.reader.tied}
+    config = said | {"quantization_config": _described(method, bits, group, plain)}
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str))
     if opened.source.path.is_dir():
         for pattern in _COPIED:
             for file in opened.source.path.glob(pattern):
                 if file.name not in _NOT_COPIED:
                     shutil.copy(file, folder / file.name)
+        for name in (*module_folders(opened.source.path), "additional_chat_templates"):
+            if (opened.source.path / name).is_dir():
+                shutil.copytree(opened.source.path / name, folder / name)
     elif has_tokenizer(opened.source):
         as_transformers(load_tokenizer(opened.source, opened.gguf)).save_pretrained(folder)
     for file in folder.glob("*.safetensors"):  # the library makes files that only their owner reads
@@ -181,14 +190,22 @@ def _sizes(opened: OpenedModel, matrices: set[str], method: str, bits: int, grou
 
 
 def _tensors(opened: OpenedModel) -> Iterator[tuple[str, str, TensorReader]]:
-    """Yield each tensor that is written: its name in the folder, and its name in a reader, which is the model's for the
-    text model, and that of the whole checkpoint for a tower."""
+    """Yield each tensor that is written: its name in the folder, and its name in a reader, which is the model's for
+    what the model reads, and that of the whole checkpoint for a tower or a head for classes."""
     reader = opened.reader
-    if not (hasattr(opened.config, "vision_config") and isinstance(reader, LanguageModelReader)):
-        yield from ((name, name, reader) for name in reader.names())
+    is_part = isinstance(reader, LanguageModelReader) and not hasattr(opened.config, "vision_config")
+    if is_part or not isinstance(reader, RenamedTensors):
+        yield from ((name, name, reader) for name in reader.names() if _is_weight(reader, name))
         return
-    yield from ((reader.stored_name(name), name, reader) for name in reader.names())
-    yield from ((name, name, reader.whole) for name in reader.others)
+    yield from ((reader.written_name(name), name, reader) for name in reader.names() if _is_weight(reader, name))
+    yield from ((name, name, reader.whole) for name in reader.others if _is_weight(reader.whole, name))
+
+
+def _is_weight(reader: TensorReader, name: str) -> bool:
+    """Tell whether a tensor holds floats: others, such as masks and positions, engines make themselves."""
+    while isinstance(reader, RenamedTensors):
+        reader, name = reader.whole, reader.stored_name(name)
+    return not isinstance(reader, SafetensorsWeights) or reader.is_float(name)
 
 
 def _fit(shapes: Iterable[tuple[int, ...]], group: int) -> bool:

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
 
 from jpaged.loading.gguf.recognise import MAGIC, is_called_gguf
+from jpaged.loading.hugging_face import module_folders
 from jpaged.loading.remote_file import RemoteBlocks, RemoteFile, file_system, status_of, with_retries, without_secrets
 from jpaged.loading.safetensors_reader import shards_of_index
 
@@ -214,15 +215,9 @@ class _Small:
 
     def fetch_modules(self) -> None:
         """Fetch the folders that sentence-transformers' modules.json names."""
-        try:
-            modules = json.loads((self.folder / "modules.json").read_text("utf-8"))
-            paths = [module["path"] for module in modules]
-        except (OSError, ValueError, TypeError, KeyError):
-            return  # no such file, or one that its reader will refuse
-        for path in paths:
-            if path and ".." not in Path(path).parts and not Path(path).is_absolute():
-                for name in ("config.json", WHOLE):
-                    self.fetch(f"{path}/{name}")
+        for path in module_folders(self.folder):
+            for name in ("config.json", WHOLE):
+                self.fetch(f"{path}/{name}")
 
     def save(self) -> None:
         """Write down what was fetched, so that the next start need not fetch it."""

@@ -49,6 +49,21 @@ class RenamedTensors:
         """
         return self._stored[name]
 
+    def written_name(self, name: str) -> str:
+        """Return the name under which other programs look for a tensor: the checkpoint's own, if it has it apart."""
+        return self.stored_name(name)
+
+    @property
+    def others(self) -> Iterable[str]:
+        """Return the stored names of the tensors that have no new name in `names`, which `whole` reads."""
+        mine = {self.stored_name(name) for name in self.names()}
+        return (name for name in self._whole.names() if name not in mine)
+
+    @property
+    def whole(self) -> TensorReader:
+        """Return the reader of all of the checkpoint's tensors, under their stored names."""
+        return self._whole
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._whole.shape(self.stored_name(name))
 
@@ -146,6 +161,9 @@ class SeparateExperts(RenamedTensors):
         super().__init__(whole, stored)
         self._last: tuple[str, Any] | None = None
 
+    def written_name(self, name: str) -> str:
+        return name if name in self._parts else self.stored_name(name)
+
     def shape(self, name: str) -> tuple[int, ...]:
         stored = super().shape(name)
         if name not in self._parts:
@@ -242,17 +260,6 @@ class LanguageModelReader(RenamedTensors):
         """Tell whether the vocabulary's head is stored apart from the embedding; the configs are not consulted."""
         return "lm_head.weight" in super().names()
 
-    @property
-    def others(self) -> Iterable[str]:
-        """Return the stored names of the tensors of other parts, which `whole` reads."""
-        mine = set(self._text.values())
-        return (name for name in self._whole.names() if name not in mine)
-
-    @property
-    def whole(self) -> TensorReader:
-        """Return the reader of all of the checkpoint's tensors, under their stored names."""
-        return self._whole
-
     def names(self) -> Iterable[str]:
         """Return the text model's names only, so that unread tensors of other parts are not reported as unused."""
         return self._text.keys()
@@ -318,6 +325,9 @@ class _HeadAsEmbedding(RenamedTensors):
 
     def stored_name(self, name: str) -> str:
         return self._stored.get(name, name)
+
+    def written_name(self, name: str) -> str:
+        return name
 
 
 def refuse_other_head(weights: TensorReader, used: Collection[str]) -> None:

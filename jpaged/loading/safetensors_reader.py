@@ -6,7 +6,7 @@ import json
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class SafetensorsWeights:
             raise ValueError(f"{self.location} holds no floating-point tensors (known types: {', '.join(_DTYPES)})")
         self.stored_dtype = _DTYPES[floats.most_common(1)[0][0]]
 
-    def names(self) -> Iterable[str]:
+    def names(self) -> Set[str]:
         return self._entries.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -87,6 +87,10 @@ class SafetensorsWeights:
 
     def dtype(self, name: str) -> np.dtype:
         return _DTYPES.get(self._entries[name].dtype, np.dtype(np.float32))
+
+    def is_float(self, name: str) -> bool:
+        """Tell whether a tensor holds floating numbers, which `read` returns."""
+        return self._entries[name].dtype in _DTYPES
 
     def held_dtype(self, name: str) -> np.dtype | None:
         """Return the type that `read_codes` returns a tensor in; None where it is of no known type."""

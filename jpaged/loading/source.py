@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from jpaged.loading import demo_model
 from jpaged.loading.gguf.recognise import holds_gguf, is_called_gguf
+from jpaged.loading.hugging_face import module_folders
 from jpaged.loading.remote_file import RemoteFile, is_url
 from jpaged.loading.remote_folder import Remote, open_remote
 from jpaged.short_values import shown
@@ -95,7 +96,7 @@ def resolve_source(name: str | Path, *, revision: str | None = None, download_di
     if str(name) == demo_model.ALIAS:
         return Source(str(name), "gguf", demo_model.fetch_demo_model(download_dir))
     if path.is_dir():
-        return Source(str(name), _folder_kind(path), path)
+        return Source(str(name), _folder_kind(path, str(name)), path)
     if path.is_file():
         try:
             found = holds_gguf(path)
@@ -109,7 +110,10 @@ def resolve_source(name: str | Path, *, revision: str | None = None, download_di
     folder = from_hub("model", str(name), _HUB_FILES, revision, download_dir, ignore=[*_NOT_OURS, _OTHER_NAMES])
     if not any(folder.glob("*.safetensors")):
         folder = from_hub("model", str(name), _HUB_FILES, revision, download_dir, ignore=_NOT_OURS)
-    return Source(str(name), _folder_kind(folder), folder)
+    weights = [f"{path}/model.safetensors" for path in module_folders(folder, "Dense")]
+    if any(not (folder / file).exists() for file in weights):
+        folder = from_hub("model", str(name), weights, revision, download_dir)
+    return Source(str(name), _folder_kind(folder, str(name)), folder)
 
 
 def is_hub_id(name: str) -> bool:
@@ -131,11 +135,13 @@ def check_local(name: str | Path) -> None:
         resolve_source(name)
 
 
-def _folder_kind(folder: Path) -> Literal["safetensors", "orbax"]:
+def _folder_kind(folder: Path, name: str) -> Literal["safetensors", "orbax"]:
     if (folder / CHECKPOINT_MARKER).exists():
         return "orbax"
     if not (folder / "config.json").exists():
-        raise ValueError(f"model={str(folder)!r} has no config.json; {_ACCEPTED}")
+        raise ValueError(
+            f"model={name!r} has no config.json; {_ACCEPTED}. Of GGUF files, the file is named, not what holds it"
+        )
     return "safetensors"
 
 

@@ -150,11 +150,11 @@ def judged_ids(folder, ids):
     return [logits[tokens.convert_tokens_to_ids([NO, YES])].softmax(-1)[1].item()]
 
 
-def test_a_converted_checkpoint_scores_by_the_setting(reranker, tmp_path):
+def test_a_converted_checkpoint_scores_as_its_source(reranker, tmp_path):
     convert_checkpoint(reranker, tmp_path / "orbax")
-    with LLM(str(tmp_path / "orbax"), classifier_from_token=(NO, YES), **SETTINGS) as llm:
+    with LLM(str(tmp_path / "orbax"), **SETTINGS) as llm:
         found = scores(llm.score(QUERIES[:1], TEXTS[:1], use_tqdm=False))
-    np.testing.assert_allclose(found, judged(reranker, [prompt_of(QUERIES[0], TEXTS[0], INSTRUCTION)]), atol=1e-5)
+    np.testing.assert_allclose(found, judged(reranker, [prompt_of(QUERIES[0], TEXTS[0], INSTRUCTION, "!")]), atol=1e-5)
 
 
 @pytest.mark.parametrize(

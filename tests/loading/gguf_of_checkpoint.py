@@ -353,8 +353,7 @@ def _metadata(arch: str, config: PretrainedConfig) -> dict[str, Any]:
     if rope:
         rope = rope.get("full_attention", rope)
         keys["rope.freq_base"] = float(rope["rope_theta"])
-        if rope["rope_type"] == "longrope":
-            keys["rope.scaling.type"] = "longrope"
+        if rope["rope_type"] == "longrope":  # llama.cpp's converter does not name it
             keys["rope.scaling.original_context_length"] = config.original_max_position_embeddings
             scale = config.max_position_embeddings / config.original_max_position_embeddings
             attn_factor = (1 + np.log(scale) / np.log(config.original_max_position_embeddings)) ** 0.5

@@ -6,11 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 from checkpoints import make_checkpoint
-from coded_checkpoints import float_llama, gptq_llama, save
+from coded_checkpoints import SIZES, float_llama, gptq_llama, save
+from encoder_checkpoints import make_encoder
 from gemma4_checkpoints import make as make_seeing
 from gguf import GGMLQuantizationType
 from gguf_files import write_quantised_llama
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
+from transformers import AutoModelForCausalLM, MixtralConfig
 from typer.testing import CliRunner
 
 from jpaged.cli.main import app
@@ -18,6 +20,7 @@ from jpaged.loading import load_model
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.parameters.targets import flat_values
+from jpaged.loading.pooling_head import read_pooling_head
 from jpaged.loading.quantised_folder import nearest_codes, quantise_folder
 from jpaged.loading.written_forms import WRITTEN
 from pallas_kernels.held_matrix import is_held
@@ -68,6 +71,66 @@ def test_towers_stay_as_they_are_and_tensors_keep_their_names(tmp_path):
     ignored = set(config["quantization_config"]["ignore"])
     linear = {name.removesuffix(".weight") for name in plain if name.endswith("_proj.linear.weight")}
     assert config["vision_config"] and linear and linear <= ignored
+
+
+def test_experts_keep_the_names_by_which_other_engines_know_them(tmp_path):
+    AutoModelForCausalLM.from_config(MixtralConfig(**SIZES, num_local_experts=2)).save_pretrained(tmp_path / "plain")
+    plain = load_file(tmp_path / "plain" / "model.safetensors")
+    quantise_folder(tmp_path / "plain", tmp_path / "out", group_size=32)
+    coded = load_file(tmp_path / "out" / "model.safetensors")
+    ends = (".weight_packed", ".weight_scale", ".weight_shape")
+    names = {name.removesuffix(end) + ".weight" for name in coded for end in ends if name.endswith(end)}
+    assert any(name.endswith(".block_sparse_moe.experts.1.w1.weight") for name in names)
+    assert names | {name for name in coded if not name.endswith(ends)} == plain.keys()
+    assert open_model(tmp_path / "out").reader.encodings("model.layers.0.mlp.experts.0.gate_proj.weight")
+
+
+def with_parts(folder):
+    """A base model in the form of sentence-transformers, next to a mask that engines make themselves."""
+    config, tensors = float_llama()
+    tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    save(folder, config, tensors | {"layers.0.self_attn.mask": np.ones((4, 4), bool)})
+    parts = {"1_Pooling": {"pooling_mode_mean_tokens": True}, "2_Dense": {"activation_function": "Identity"}}
+    for name, fields in parts.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(fields))
+    save_file({"linear.weight": np.ones((3, 192), np.float32)}, folder / "2_Dense" / "model.safetensors")
+    kinds = {"": "Transformer"} | {name: name[2:] for name in parts}
+    (folder / "modules.json").write_text(json.dumps([{"path": path, "type": kind} for path, kind in kinds.items()]))
+    return tensors
+
+
+def pooling(folder):
+    opened = open_model(folder)
+    return read_pooling_head(opened.source, opened.reader, opened.config)
+
+
+def test_a_model_for_vectors_keeps_its_names_and_modules(tmp_path):
+    tensors = with_parts(tmp_path / "plain")
+    quantise_folder(tmp_path / "plain", tmp_path / "out", group_size=64)
+    coded = load_file(tmp_path / "out" / "model.safetensors")
+    assert {name for name in tensors if not name.endswith("_proj.weight")} == {n for n in coded if "_proj" not in n}
+    found, want = pooling(tmp_path / "out"), pooling(tmp_path / "plain")
+    assert (found.pooling, found.generates, len(found.dense)) == (want.pooling, want.generates, 3) == ("mean", False, 3)
+
+
+def test_a_head_for_classes_stays(tmp_path):
+    config, tensors = float_llama()
+    head = np.arange(2 * 192, dtype=np.float32).reshape(2, 192)
+    del tensors["lm_head.weight"]
+    save(tmp_path / "plain", config, tensors | {"score.weight": head})
+    quantise_folder(tmp_path / "plain", tmp_path / "out", group_size=64)
+    classes = pooling(tmp_path / "out").classes
+    np.testing.assert_array_equal(classes(np.eye(192, dtype=np.float32)[7]), head[:, 7])
+    assert "score" in json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["ignore"]
+
+
+def test_the_config_says_of_the_model_what_that_of_its_source_says(tmp_path):
+    make_encoder("embedding_gemma", tmp_path / "plain", hidden_size=96, intermediate_size=64)
+    quantise_folder(tmp_path / "plain", tmp_path / "out", group_size=32)
+    said, plain = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("out", "plain"))
+    assert said.pop("quantization_config") and said == plain
+    assert open_model(tmp_path / "out").config.sliding_window == open_model(tmp_path / "plain").config.sliding_window
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

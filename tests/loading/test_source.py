@@ -1,4 +1,5 @@
 import contextlib
+import json
 
 import huggingface_hub
 import pytest
@@ -122,6 +123,30 @@ def test_weights_are_downloaded_once_though_a_repository_has_copies(own, tmp_pat
     resolve_source("org/model")
     found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert found == {*needed, *(() if own else ("consolidated.00.safetensors",))}
+
+
+def test_weights_of_the_modules_after_a_transformer_are_downloaded(tmp_path, monkeypatch):
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense"}
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    names = ["config.json", "modules.json", "model.safetensors", "1_Pooling/config.json", "2_Dense/config.json"]
+    names += ["2_Dense/model.safetensors", "onnx/model.safetensors"]
+
+    def download(repo_id, allow_patterns, ignore_patterns=None):
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(json.dumps(modules))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve_source("org/model").path == tmp_path
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {*names} - {"onnx/model.safetensors"}
+
+
+def test_a_repository_without_a_config_is_named_as_it_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *given, **more: str(tmp_path))
+    with pytest.raises(ValueError, match=r"model='org/model-GGUF' has no config\.json; .*Of GGUF files, the file"):
+        resolve_source("org/model-GGUF")
 
 
 def test_a_revision_and_a_folder_for_downloads_are_passed_on(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Set
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,7 @@ from jpaged.loading import convert_checkpoint, load_model
 from jpaged.loading.open_checkpoint import describe_model, open_model
 from jpaged.loading.parameters.targets import flat_values
 from jpaged.loading.parameters.weights import abstract_params
+from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.weight_formats.methods import REFUSED, NamedCodes, method_of
 from pallas_kernels.held_matrix import is_held
 
@@ -63,6 +65,40 @@ COMPUTED = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_codes_stay_codes_and_hold_the_values(tmp_path, name):
     assert_holds_values(write_format(tmp_path, name), MATRICES, computes=name in COMPUTED)
+
+
+class Names(Set):
+    """Names of tensors that count how often they are walked."""
+
+    def __init__(self, names):
+        self.names, self.walks = names, 0
+
+    def __contains__(self, name):
+        return name in self.names
+
+    def __iter__(self):
+        self.walks += 1
+        return iter(self.names)
+
+    def __len__(self):
+        return len(self.names)
+
+
+@pytest.mark.parametrize("name", ["GPTQ with act-order", "NF4 double quantised", "LLM.int8", "W4A16 in groups of 32"])
+def test_a_folders_names_are_not_walked_for_each_matrix(tmp_path, monkeypatch, name):
+    """A mixture of experts has 10,000s of matrices."""
+    if name.startswith("GPTQ"):
+        folder = gptq_llama(tmp_path, act_order=True)[0]
+    else:
+        folder, _ = write_format(tmp_path, name)
+    names = {}
+    stored = SafetensorsWeights.names
+    monkeypatch.setattr(SafetensorsWeights, "names", lambda self: names.setdefault(id(self), Names(stored(self))))
+    reader = open_model(folder).reader
+    matrices = [name for name in reader.names() if reader.encodings(name)]
+    for matrix in matrices:
+        reader.read(matrix)
+    assert len(matrices) == 14 and sum(each.walks for each in names.values()) < 14
 
 
 @pytest.mark.parametrize("name", ["W4A16 with zero points", "NF4"])

@@ -14,7 +14,15 @@ from jpaged.loading.gguf.families import (
     WITH_EXPERTS,
     Fields,
 )
-from jpaged.loading.gguf.fields import GLOBAL, LOCAL, field, shortest, transformer, whole_width
+from jpaged.loading.gguf.fields import (
+    GLOBAL,
+    LOCAL,
+    field,
+    shortest,
+    transformer,
+    types_of_layers,
+    whole_width,
+)
 from jpaged.loading.gguf.metadata import check_model
 from jpaged.loading.gguf.mmproj import Pair
 from jpaged.loading.gguf.names import unknown_tensors
@@ -117,7 +125,7 @@ def _gemma3(file: GGUFFile) -> Fields:
         **fields,
         query_pre_attn_scalar=_query_scalar(fields, layers_of_27b=62),
         sliding_window=field(file, "attention.sliding_window"),
-        layer_types=_gemma3_layer_types(file, fields["num_hidden_layers"]),
+        layer_types=types_of_layers(file, fields["num_hidden_layers"], every=6),
         rope_parameters=rope,
         final_logit_softcapping=file.metadata.get("gemma3.final_logit_softcapping"),
     )
@@ -166,13 +174,6 @@ def _gemma4(file: GGUFFile) -> Fields:
         attention_k_eq_v=_values_are_keys(file, types, shared),
         attention_bias="blk.0.attn_q.bias" in file.tensors,
     )
-
-
-def _gemma3_layer_types(file: GGUFFile, layers: int) -> list[str]:
-    """Return which layers slide: as listed, or all but every n-th, n being 6 where the file does not say."""
-    pattern = field(file, "attention.sliding_window_pattern", 6)
-    slides = pattern if isinstance(pattern, list) else [(n + 1) % pattern != 0 for n in range(layers)]
-    return [LOCAL if local else GLOBAL for local in slides]
 
 
 def _listed_layer_types(file: GGUFFile, layers: int) -> list[str]:
@@ -319,15 +320,14 @@ def _olmoe(file: GGUFFile) -> Fields:
 def _olmo2(file: GGUFFile) -> Fields:
     """Return the fields of architecture ``olmo2``, which OLMo 3 has too: its local layers rotate without scaling."""
     fields = whole_width(file) | {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
-    window, layers = field(file, "attention.sliding_window", 0), fields["num_hidden_layers"]
+    window = field(file, "attention.sliding_window", 0)
     if not window:
         return fields | {"model_type": "olmo2"}
-    slides = field(file, "attention.sliding_window_pattern", [(number + 1) % 4 != 0 for number in range(layers)])
     theta = fields["rope_parameters"]["rope_theta"]
     return fields | {
         "model_type": "olmo3",
         "sliding_window": window,
-        "layer_types": [LOCAL if local else GLOBAL for local in slides],
+        "layer_types": types_of_layers(file, fields["num_hidden_layers"], every=4),
         "rope_parameters": {
             GLOBAL: fields["rope_parameters"],
             LOCAL: {"rope_theta": theta, "rope_type": "default"},

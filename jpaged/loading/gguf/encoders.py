@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jpaged.loading.gguf.fields import GLOBAL, LOCAL, every_model, field, rope_parameters, shortest
+from jpaged.loading.gguf.fields import (
+    GLOBAL,
+    LOCAL,
+    every_model,
+    field,
+    rope_parameters,
+    shortest,
+    types_of_layers,
+)
 from jpaged.loading.gguf.reader import GGUFFile
 
 
@@ -60,8 +68,6 @@ def _modern_bert(file: GGUFFile) -> dict[str, Any]:
     fields = _shared(file)
     del fields["type_vocab_size"]
     eps = fields.pop("layer_norm_eps")
-    every, layers = field(file, "attention.sliding_window_pattern", 3), range(fields["num_hidden_layers"])
-    slides = every if isinstance(every, list) else [number % every != 0 for number in layers]
     activation = field(file, "hidden_activation", "gelu")
     if activation not in ("gelu", "silu"):
         raise ValueError(f"{file.path}: hidden_activation={activation!r} is not supported; gelu and silu are")
@@ -72,7 +78,7 @@ def _modern_bert(file: GGUFFile) -> dict[str, Any]:
         norm_eps=eps,
         hidden_activation=activation,
         local_attention=field(file, "attention.sliding_window"),
-        layer_types=[LOCAL if local else GLOBAL for local in slides],
+        layer_types=types_of_layers(file, fields["num_hidden_layers"], every=3, first=True),
         rope_parameters={kind: {"rope_theta": shortest(base), "rope_type": "default"} for kind, base in bases.items()},
         norm_bias="output_norm.bias" in file.tensors,
         attention_bias="blk.0.attn_qkv.bias" in file.tensors,

@@ -9,12 +9,14 @@ import numpy as np
 
 from jpaged.loading.gguf.fields import (
     GLOBAL,
-    LOCAL,
+    LONG_FACTORS,
+    SHORT_FACTORS,
     field,
     first_layer_has,
     rope_parameters,
     shortest,
     transformer,
+    types_of_layers,
     whole_width,
 )
 from jpaged.loading.gguf.reader import GGUFFile
@@ -25,14 +27,13 @@ Fields: TypeAlias = dict[str, Any]
 def _phi3(file: GGUFFile) -> Fields:
     """Return the fields of architecture ``phi3``, whose long contexts have factors of frequencies in two tensors."""
     fields = whole_width(file, partial=True, rope_types=("longrope",))
-    long, short = (f"rope_factors_{length}.weight" for length in ("long", "short"))
-    if long in file.tensors:
+    if LONG_FACTORS in file.tensors:
         original = field(file, "rope.scaling.original_context_length")
         fields["original_max_position_embeddings"] = original
         fields["rope_parameters"] |= {
             "rope_type": "longrope",
-            "long_factor": _numbers(file, long),
-            "short_factor": _numbers(file, short),
+            "long_factor": _numbers(file, LONG_FACTORS),
+            "short_factor": _numbers(file, SHORT_FACTORS),
             "original_max_position_embeddings": original,
         }
     return dict(model_type="phi3", **fields, sliding_window=field(file, "attention.sliding_window", 0) or None)
@@ -136,10 +137,8 @@ def _cohere2(file: GGUFFile) -> Fields:
 
 def _exaone4(file: GGUFFile) -> Fields:
     fields = whole_width(file)
-    layers = fields["num_hidden_layers"]
-    window = field(file, "attention.sliding_window", 0) or None
-    slides = field(file, "attention.sliding_window_pattern", [(n + 1) % 4 != 0 for n in range(layers)])
-    kinds = [LOCAL if window and local else GLOBAL for local in slides]
+    layers, window = fields["num_hidden_layers"], field(file, "attention.sliding_window", 0) or None
+    kinds = types_of_layers(file, layers, every=4) if window else [GLOBAL] * layers
     return dict(model_type="exaone4", **fields, sliding_window=window, layer_types=kinds)
 
 

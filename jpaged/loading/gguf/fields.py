@@ -15,6 +15,8 @@ from jpaged.loading.gguf.reader import GGUFFile
 
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 """Entries of ``layer_types``."""
+LONG_FACTORS, SHORT_FACTORS = (f"rope_factors_{length}.weight" for length in ("long", "short"))
+"""Tensors with the divisors of frequencies of a longrope."""
 
 
 def field(file: GGUFFile, key: str, default: Any = None) -> Any:
@@ -51,6 +53,24 @@ def every_model(file: GGUFFile) -> dict[str, Any]:
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": metadata.get("tokenizer.ggml.padding_token_id"),
     }
+
+
+def types_of_layers(file: GGUFFile, layers: int, every: int, *, first: bool = False) -> list[str]:
+    """Return ``layer_types``: as the file lists which layers slide, or all slide but every n-th.
+
+    Args:
+        every: n where the file does not say it.
+        first: whether the first of n layers does not slide, rather than the last.
+
+    Raises:
+        ValueError: the file lists another number of layers.
+    """
+    slides = field(file, "attention.sliding_window_pattern", every)
+    if not isinstance(slides, list):
+        slides = [(number + (not first)) % slides != 0 for number in range(layers)]
+    if len(slides) != layers:
+        raise ValueError(f"{file.path}: attention.sliding_window_pattern has {len(slides)} entries for {layers} layers")
+    return [LOCAL if local else GLOBAL for local in slides]
 
 
 def transformer(
@@ -97,7 +117,9 @@ def transformer(
         if rotated != head_dim and not partial:
             raise ValueError(f"{file.path}: rope.dimension_count={rotated} of head size {head_dim}: not supported")
         theta = shortest(field(file, "rope.freq_base", 10000.0))
-        kind = file.metadata.get(f"{file.metadata['general.architecture']}.rope.scaling.type")
+        # llama.cpp knows longrope by its factors: most files do not name it.
+        named = file.metadata.get(f"{file.metadata['general.architecture']}.rope.scaling.type")
+        kind = "longrope" if LONG_FACTORS in file.tensors else named
         if kind in rope_types:
             found["rope_parameters"] = {"rope_theta": theta, "rope_type": kind}
         else:

@@ -18,7 +18,7 @@ from gguf.constants import GGMLQuantizationType
 from jpaged.loading.gguf import towers
 from jpaged.loading.gguf.mmproj_files import Mmproj, PairFiles
 from jpaged.loading.gguf.reader import GGUFFile
-from jpaged.loading.gguf.weights import GGUFWeights
+from jpaged.loading.gguf.weights import GGUFWeights, shape_of
 from jpaged.loading.weight_formats.stored_codes import Encoding
 from jpaged.model_api import HostArray
 
@@ -117,7 +117,8 @@ class PairWeights(GGUFWeights):
         made = self._made.get(name)
         if made is None:
             return super().shape(name)
-        return self._tower.tensors[made.names[0]].shape if made.undo is None else self.read(name).shape
+        shapes = [self._tower.tensors[source].shape for source in made.names]
+        return shapes[0] if made.undo is None else shape_of(made.undo, shapes)
 
     def dtype(self, name: str) -> np.dtype:
         if name not in self._made:

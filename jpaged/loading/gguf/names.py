@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from jpaged.loading.gguf.fields import LONG_FACTORS, SHORT_FACTORS
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.gguf.tables import Names, names_of
 
@@ -41,8 +42,10 @@ class Stored:
     outputs_first: bool = False
 
 
-_COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_COMPUTED = ("rope_freqs.weight", LONG_FACTORS, SHORT_FACTORS)
 """Tensors that repeat settings of the config."""
+DENSE = ("dense_2", "dense_3")
+"""EmbeddingGemma's two Dense modules, neither of which has a bias or an activation; no part of the model reads them."""
 _ONE_EXPERT = re.compile(r"(ffn_\w+)\.(\d+)")
 """Stem of one expert's matrix in files written before April 2024; later ones have those of a layer in one tensor."""
 

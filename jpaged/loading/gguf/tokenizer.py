@@ -31,8 +31,14 @@ from jpaged.text.tokenizer import NO_LIMIT
 from jpaged.text.tokenizer import Tokenizer as OwnTokenizer
 from jpaged.text.tokenizer_errors import NamedErrors
 
-_ENDS = ("<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
-"""Tokens that end a turn or a message of Llama 3, Gemma and GPT-OSS; llama.cpp too recognises them by their text."""
+_END_OF_PART = "<|end|>"
+_ENDS_OF_HARMONY = ("<|return|>", "<|call|>")
+_ENDS = (
+    *("<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|im_end|>", "<end_of_utterance>", "<EOT>", "_<EOT>"),
+    *(_END_OF_PART, *_ENDS_OF_HARMONY),
+)
+"""Tokens that end a turn or a message of Llama 3, Gemma, Phi, GPT-OSS and models of ChatML; llama.cpp too
+recognises them by their text. `_END_OF_PART` ends only a part of a turn where all of `_ENDS_OF_HARMONY` are tokens."""
 
 _CASED_WORDS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -189,8 +195,10 @@ def eos_ids_from_gguf(file: GGUFFile) -> tuple[int, ...]:
     named = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in names)
     tokens: list[str] = file.metadata.get("tokenizer.ggml.tokens", [])
     types: list[int] = file.metadata.get("tokenizer.ggml.token_type", [])
-    ends = (id for id, kind in enumerate(types) if kind in (CONTROL, USER_DEFINED) and tokens[id] in _ENDS)
-    return tuple(dict.fromkeys(id for id in (*named, *ends) if id is not None))
+    ends = {tokens[id]: id for id, kind in enumerate(types) if kind in (CONTROL, USER_DEFINED) and tokens[id] in _ENDS}
+    if ends.keys() >= set(_ENDS_OF_HARMONY):
+        ends.pop(_END_OF_PART, None)
+    return tuple(dict.fromkeys(id for id in (*named, *ends.values()) if id is not None))
 
 
 def _required(file: GGUFFile, key: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,7 +61,7 @@ class GGUFWeights:
         if stored is None:
             raise KeyError(f"{name_in_file(name, self._file)} ({name})")
         if stored.undo is not None:
-            return self.read(name).shape
+            return shape_of(stored.undo, [self._file.tensors[source].shape for source in stored.names])
         shape = self._file.tensors[stored.names[0]].shape
         if stored.expert is not None:
             return shape[1:]
@@ -166,6 +166,12 @@ class GGUFWeights:
             heads = max(listed) if isinstance(listed, list) else listed
         pairs = np.arange(self._file.tensors[source].shape[0]).reshape(heads, -1, 2)
         return pairs.swapaxes(1, 2).reshape(-1)
+
+
+def shape_of(undo: Callable[..., np.ndarray], shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the shape of what `undo` makes of tensors of these shapes, without reading them."""
+    # A decay, of which a logarithm is taken, is below 0.
+    return undo(*(np.broadcast_to(np.float32(-1), shape) for shape in shapes)).shape
 
 
 def _side_by_side(parts: Sequence[np.ndarray], alternating: bool) -> np.ndarray:

@@ -121,7 +121,7 @@ def _write(path: Path, loaded: LoadedModel) -> None:
         if loaded.tokenizer is not None:
             as_transformers(loaded.tokenizer).save_pretrained(path)
         for name in _PROCESSOR_FILES:
-            if (file := Path(loaded.location) / name).is_file():
+            if (file := Path(loaded.processor or loaded.location) / name).is_file():
                 shutil.copy(file, path / name)
         generation = file_fields(loaded.eos_token_ids, loaded.sampling)
         (path / GENERATION_CONFIG).write_text(json.dumps(generation))

@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 
 from jpaged.execution.mesh import platform
+from jpaged.loading.gguf.names import DENSE
 from jpaged.loading.parameters.formats import check_formats, formats_of
 from jpaged.loading.parameters.placement import HostValue, place_all
 from jpaged.loading.parameters.targets import (
@@ -157,11 +158,12 @@ _OF_HEAD = "eh_proj.weight"
 
 def warn_of_unused(reader: TensorReader, targets: Iterable[Target]) -> None:
     """Warn of the tensors that no target used, except those that repeat the config or, if tied, the embedding, and
-    those of a head that drafts, which is loaded where it does."""
+    those of a head that drafts or of modules after the model, which are read elsewhere."""
     used = {name for target in targets for name in target.source.sources}
     repeated = ("rotary_emb.inv_freq", "lm_head.weight")
     further = tuple(name.removesuffix(_OF_HEAD) for name in reader.names() if name.endswith(_OF_HEAD))
-    ignored = [name for name in reader.names() if name.endswith(repeated) or name.startswith(("mtp.", *further))]
+    beginnings = ("mtp.", *further, *(f"{name}." for name in DENSE))
+    ignored = [name for name in reader.names() if name.endswith(repeated) or name.startswith(beginnings)]
     unused = [name for name in reader.names() if name not in used and name not in ignored]
     if unused:
         first = ", ".join(unused[:5])

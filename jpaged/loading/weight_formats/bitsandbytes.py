@@ -96,7 +96,7 @@ class Int8Matrix:
         found = weights.shape(owner + _SCB)
         check_part(weights, owner + _SCB, found if found == (self.shape[0], 1) else (self.shape[0],), (np.float32,))
         order = owner + ".weight_format"
-        self.parts = (owner + _WEIGHT, owner + _SCB, *([order] if order in set(weights.names()) else []))
+        self.parts = (owner + _WEIGHT, owner + _SCB, *([order] if order in weights.names() else []))
         # 0 = rows as they are; other numbers are orders for some GPUs' instructions.
         if len(self.parts) == 3 and weights.read_codes(order).any():
             raise ValueError(f"{weights.file_of(order)}: {order} says that codes are reordered, which is not read")
@@ -112,7 +112,7 @@ class FourBitMatrix:
 
     def __init__(self, weights: SafetensorsWeights, owner: str):
         self._weights, self._owner = weights, owner
-        there = set(weights.names())
+        there = weights.names()
         kind = next((one for one in _KINDS if owner + _STATE + one in there), None)
         codes = owner + _WEIGHT
         if kind is None:

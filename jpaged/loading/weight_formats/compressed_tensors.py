@@ -226,7 +226,7 @@ class IntMatrix:
         flat = groups == 1 and found == (outputs,)
         check_part(weights, owner + _SCALES, found if one or flat else (outputs, groups), FLOATS)
         parts = [codes, owner + _SCALES, *([owner + _SHAPE] if packed else [])]
-        if owner + _ZEROS in set(weights.names()):
+        if owner + _ZEROS in weights.names():
             parts.append(owner + _ZEROS)
             self._check_zeros(groups)
             if scheme.symmetric and self._zeros(groups).any():

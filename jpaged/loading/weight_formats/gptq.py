@@ -165,7 +165,7 @@ class GPTQMatrices:
     def _groups(self, name: str) -> np.ndarray | None:
         """Return each input's group; None where groups are neighbours, in order."""
         owner, (_, inputs) = name.removesuffix(_WEIGHT), self.shape(name)
-        if owner + _GROUPS not in set(self._weights.names()):
+        if owner + _GROUPS not in self._weights.names():
             return None
         count = self._weights.shape(owner + _SCALES)[0]
         return scattered_groups(self._weights, owner + _GROUPS, count, self._method(name).group or inputs)

@@ -127,7 +127,7 @@ def test_an_activation_of_a_modern_bert_that_is_not_known_is_refused(tmp_path):
         describe_model(str(file))
 
 
-def test_an_embedding_gemma_gives_transformers_vectors_through_its_dense_modules(tmp_path):
+def test_an_embedding_gemma_gives_transformers_vectors_through_its_dense_modules(tmp_path, recwarn):
     judge = make_encoder("embedding_gemma", tmp_path, **GEMMA)
     keys = {
         "attention.head_count_kv": 1,
@@ -143,6 +143,7 @@ def test_an_embedding_gemma_gives_transformers_vectors_through_its_dense_modules
     file = write(tmp_path, "gemma-embedding", judge, extra=dense, **keys)
     through = np.array([DENSE[1] @ (DENSE[0] @ states.mean(0)) for states in hidden_states(judge)])
     np.testing.assert_allclose(embedded(file), through / np.linalg.norm(through, axis=1, keepdims=True), atol=3e-5)
+    assert not [str(one.message) for one in recwarn if "were not used" in str(one.message)]
 
 
 def test_a_causal_file_of_an_encoder_is_refused(tmp_path):

@@ -494,15 +494,25 @@ def test_maverick_norms_no_queries_and_files_may_name_the_chunk(tmp_path):
     assert (found.attention_chunk_size, found.moe_layers) == (11, config.moe_layers)
 
 
+@pytest.mark.parametrize("arch", ["gemma3", "olmo2", "exaone4"])
 @pytest.mark.parametrize(
     ("pattern", "local"), [(3, [1, 1, 0, 1, 1, 0, 1]), ([False, True] * 3 + [True], [0, 1] * 3 + [1])]
 )
-def test_a_file_may_say_which_layers_of_gemma3_slide(tmp_path, pattern, local):
+def test_a_file_may_say_which_layers_slide(tmp_path, arch, pattern, local):
     tensors = {"token_embd.weight": np.zeros((43, 64), np.float32)}
-    extra = {"gemma3.attention.sliding_window": 7, "gemma3.attention.sliding_window_pattern": pattern}
-    found = config_from_gguf(GGUFFile(write_gguf(tmp_path / "m.gguf", "gemma3", tensors, extra, block_count=7)))
+    extra = {f"{arch}.attention.sliding_window": 7, f"{arch}.attention.sliding_window_pattern": pattern}
+    found = config_from_gguf(GGUFFile(write_gguf(tmp_path / "m.gguf", arch, tensors, extra, block_count=7)))
     assert [kind == "sliding_attention" for kind in found.layer_types] == list(map(bool, local))
-    assert found.rope_parameters["sliding_attention"]["rope_theta"] == 10000.0
+    if arch == "gemma3":
+        assert found.rope_parameters["sliding_attention"]["rope_theta"] == 10000.0
+
+
+@pytest.mark.parametrize("arch", ["gemma3", "olmo2", "exaone4"])
+def test_a_list_of_sliding_layers_of_another_length_is_refused(tmp_path, arch):
+    tensors = {"token_embd.weight": np.zeros((43, 64), np.float32)}
+    extra = {f"{arch}.attention.sliding_window": 7, f"{arch}.attention.sliding_window_pattern": [True] * 3}
+    with pytest.raises(ValueError, match="sliding_window_pattern has 3 entries for 7 layers"):
+        config_from_gguf(GGUFFile(write_gguf(tmp_path / "m.gguf", arch, tensors, extra, block_count=7)))
 
 
 def test_jambas_layers_that_follow_no_period_are_refused(tmp_path):

@@ -81,6 +81,14 @@ def test_gemma2_norms_lose_the_one_that_was_added(tmp_path):
     np.testing.assert_array_equal(reader.read("model.layers.0.mlp.up_proj.weight"), matrix)
 
 
+def test_a_shape_is_known_without_reading_what_is_changed(tmp_path, monkeypatch):
+    stored = {"blk.0.attn_qkv.weight": draw(96, 32), "blk.0.attn_output.weight": draw(32, 32)}
+    reader = weights(tmp_path, "gpt2", stored)
+    monkeypatch.setattr(GGUFFile, "decode", lambda *given: pytest.fail("a tensor was decoded"))
+    assert reader.shape("transformer.h.0.attn.c_attn.weight") == (32, 96)
+    assert reader.shape("transformer.h.0.attn.c_proj.weight") == (32, 32)
+
+
 @pytest.mark.parametrize(
     ("arch", "stored", "name"),
     [

@@ -60,6 +60,13 @@ def test_config_tokenizer_and_end_ids_are_kept(folder, checkpoint):
     assert saved.tensor_shapes == source.tensor_shapes
 
 
+def test_how_pictures_are_prepared_is_kept_where_another_folder_says_it(folder, tmp_path):
+    (tmp_path / "tower").mkdir()
+    (tmp_path / "tower" / "preprocessor_config.json").write_text('{"size": 3}')
+    save_checkpoint(tmp_path / "saved", dataclasses.replace(load_model(folder), processor=tmp_path / "tower"))
+    assert json.loads((tmp_path / "saved" / "preprocessor_config.json").read_text()) == {"size": 3}
+
+
 @pytest.mark.parametrize(
     ("mode", "pooling", "unknown"),
     [("mean_tokens", "mean", None), ("cls_token", "cls", None), ("weightedmean_tokens", "last", "weightedmean_tokens")],

@@ -125,9 +125,10 @@ def _take_over_memory(
     If room is missing, cached blocks are dropped first, the least recently needed before others, then the newest
     requests, which are computed again.
     """
-    scheduler, fitting = replica.scheduler, Fitting(replica.memory, data["memory"])
-    pinned = set(data["memory"]["pinned"])
-    fitting.give_up(pinned - set(pins))
+    scheduler, memory = replica.scheduler, data["memory"]
+    fitting, pinned = Fitting(replica.memory, memory), set(memory["pinned"])
+    known = set(pins).union(seq.seq_id for part in mine for seq in part.sequences)
+    fitting.give_up({*memory["sequences"], *memory["swapped"]} - known)  # of pins that stay no more, and of vectors
     lost = set(pins) & set(data["lost_pins"]) | set(pins) - pinned  # a replica may have unpinned one
 
     def give_up(part: Request) -> None:

@@ -714,9 +714,8 @@ class LLM:
             folder: created if missing; it holds the last save and nothing else.
 
         Raises:
-            RuntimeError: `embed`, `classify` or `score` is computing a vector; a handler of another signal calls it in
-                the middle of a step, or any handler in the middle of a save; or the devices belong to several
-                processes.
+            RuntimeError: a handler of another signal calls it in the middle of a step, or any handler in the middle of
+                a save; or the devices belong to several processes.
             OSError: writing fails, or another process saves to the folder, as a server does to its `--state-dir`.
         """
         return self.control.save_state(folder)

@@ -11,6 +11,10 @@ from jpaged.vllm_refusals import name_in, with_vllms_attributes
 
 FinishReason = Literal["stop", "length", "abort"]
 
+RESTORED = "the restored request "
+"""Beginning of the stop_reason of a request of a saved state that this engine cannot run, as in a pool that is too
+small: another engine may."""
+
 
 @with_vllms_attributes
 @dataclass(frozen=True)

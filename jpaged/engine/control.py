@@ -273,11 +273,13 @@ class EngineControl:
 
         def reset() -> bool:
             engine.prefixes.expire()
-            if engine.has_work:
+            if engine.has_work or any(replica.memory.num_used_blocks for replica in engine.replicas):
                 return False
-            forgotten = all(replica.memory.reset_prefix_cache() for replica in engine.replicas)
+            with engine.change():
+                for replica in engine.replicas:
+                    replica.memory.reset_prefix_cache()
             engine.give_back_memory(at_once=True)
-            return forgotten
+            return True
 
         return reset
 

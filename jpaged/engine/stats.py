@@ -120,8 +120,8 @@ class EngineStats:
 
     @property
     def kv_cache_usage(self) -> float:
-        """Return the share of the pool that is in use, in [0, 1]."""
-        return 1 - self.num_available_pages / self.num_pages
+        """Return the share of the pool that is in use, in [0, 1]; 0 for a model that keeps nothing, as an encoder."""
+        return 1 - self.num_available_pages / self.num_pages if self.num_pages else 0.0
 
     @property
     def acceptance_rate(self) -> float:

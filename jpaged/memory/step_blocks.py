@@ -27,6 +27,7 @@ class StepBlocks:
     Attributes:
         filled: blocks of the pool, as (group, block), that are filled from another tier.
         sources: blocks of the pool that copies read; each copy is an owner of its source.
+        levels: levels of priority of those that stay cached once they were read, where these are not the default.
         host: host blocks that are swapped in, which have an owner more.
     """
 
@@ -38,6 +39,7 @@ class StepBlocks:
         self._cache = cache
         self.filled: set[tuple[int, int]] = set()
         self.sources: Counter[tuple[int, int]] = Counter()
+        self.levels: dict[tuple[int, int], int] = {}
         self.host: list[HostBlock] = []
 
     def owners(self, g: int, block: int) -> int:
@@ -57,6 +59,7 @@ class StepBlocks:
         for copy in copies:
             self.sources[copy.group, copy.src] -= 1
             self._release(copy.group, copy.src, time)
+            self.levels.pop((copy.group, copy.src), None)
 
     def dispatched(self, time: int) -> list[HostBlock]:
         """Note that the device has the step: give back what it reads. Return its host blocks.
@@ -69,11 +72,11 @@ class StepBlocks:
         for g, block in self.sources.elements():
             self._release(g, block, time)
         host = self.host
-        self.filled, self.sources, self.host = set(), Counter(), []
+        self.filled, self.sources, self.levels, self.host = set(), Counter(), {}, []
         return host
 
     def _release(self, g: int, block: int, time: int) -> None:
-        keep = self._cache.holds(g, block)
-        self._allocator.release(g, block, EvictionKey(time, 0), keep=keep)
+        keep, key = self._cache.holds(g, block), EvictionKey(time, 0)
+        self._allocator.release(g, block, key.at_level(self.levels.get((g, block), 0)), keep=keep)
         if keep and self._checkpoints is not None:
             self._checkpoints.left(g, block, Guess.AT_END)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Sequence
 
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import NO_BLOCK, BlockTables
-from jpaged.memory.checkpoint_share import CheckpointShare
+from jpaged.memory.checkpoint_share import CheckpointShare, Guess
 from jpaged.memory.copies import BlockCopy
 from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.eviction_levels import UNLIKELY, EvictionLevels, unlikely_blocks
@@ -158,7 +158,13 @@ class TableUpdater:
             return  # it was not copied, so it is gone
         policy, size = sequence.request.groups[g]
         links = self._cache.chain(sequence, g).links
-        self._remember(g, block, links[length // size - 1])
+        link, retention = links[length // size - 1], sequence.request.retention
+        asked = None if retention is None else level_at(retention, length - 1)
+        if asked is not None:
+            self._retention.note(g, link.digest, *asked)
+        level, hardly = self._retention.level(g, link.digest), self._checkpoints.is_unlikely(Guess.AT_END)
+        self._step.levels[g, block] = min(level, UNLIKELY) if level <= 0 and hardly and self._aligned else level
+        self._remember(g, block, link, UNLIKELY if hardly else 0)
         before = policy.answer_end(length - 1, size)
         old = self._cache.find(g, links[before // size - 1]) if before else None
         if old is not None:

@@ -100,11 +100,15 @@ def mask_after(rules: TokenRules, tokens: Sequence[int]) -> Int[np.ndarray, " wo
 def _follow(rules: TokenRules, tokens: Sequence[int]) -> tuple[int, TokenRules]:
     ahead = rules.copy()
     for number, token in enumerate(tokens):
-        mask = ahead.mask
-        if ahead.complete or ahead.error is not None or not (mask is None or mask[token // 32] >> (token % 32) & 1):
+        if ahead.complete or ahead.error is not None or not _allows(ahead.mask, token):
             return number, ahead
         accept(ahead, token)
     return len(tokens), ahead
+
+
+def _allows(mask: Int[np.ndarray, " words"] | None, token: int) -> bool:
+    """Tell whether a token may come. Those that stand for images may have ids after all that can be drawn."""
+    return mask is None or (token < 32 * len(mask) and bool(mask[token // 32] >> (token % 32) & 1))
 
 
 class StopSearch(Protocol):

@@ -244,10 +244,11 @@ def _time(age: float | None, now: float) -> Any:
 
 
 def scheduler_data(scheduler: Scheduler) -> dict[str, Any]:
-    """Return the order of the requests and of the free rows, and the counts; the requests are saved separately."""
+    """Return the order of the requests and of the free rows, and the counts; the requests are saved separately, but for
+    those of vectors, which are not."""
     speculation = scheduler.speculation
     return {
-        "requests": [request.request_id for request in scheduler.requests],
+        "requests": [request.request_id for request in scheduler.requests if request.pooling is None],
         "max_num_seqs": scheduler.max_num_seqs,
         "free_slots": list(scheduler.allocation.free_rows),
         "num_added": scheduler.num_added,

@@ -165,6 +165,9 @@ class Scheduler:
             for seq in request.live:
                 self.allocation.drop_any(seq)
             begin_again(request)
+        if self.speculation is None:
+            for seq in request.sequences:
+                seq.needs_host = False  # it awaited drafts, which are not made here
         self._unfinished[request.request_id] = request
         self.queues.put(request)
 
@@ -525,7 +528,7 @@ class Scheduler:
             except Exception:  # its grammar may be the reason that the step failed
                 logger.exception("request %d is aborted: its tokens cannot be looked at again", request.request_id)
                 for seq in request.live:
-                    seq.finish_reason = "abort"
+                    seq.finish_reason, seq.stop_reason = "abort", "its tokens cannot be looked at again after a failure"
             if request.live:
                 self.queues.put(request)
                 continue

@@ -184,7 +184,7 @@ class Ended:
     Attributes:
         reason: "calls": with calls to carry out.
         stop: the stop string or token that ended it; None: the end of the turn, or another reason. With "abort", why
-            the answer cannot go on; None: the server ends.
+            the answer cannot go on; None: the server ends, or cannot run an answer that another one may resume.
         output_tokens, thought_tokens: tokens of the answer, and those of them that are thoughts; None: thoughts are not
             split off.
     """

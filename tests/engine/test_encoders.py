@@ -11,6 +11,8 @@ from safetensors.numpy import save_file
 from transformers import BertForSequenceClassification
 
 from jpaged import LLM, PoolingParams, SamplingParams
+from jpaged.engine.stats import describe
+from jpaged.metrics import Gauge
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,8 @@ def test_a_model_that_keeps_nothing_has_an_empty_pool_and_computes_each_prompt_i
     assert "pool of 0 B" in str(llm.memory_report())
     assert after.num_computed_tokens - before.num_computed_tokens == sum(map(len, PROMPTS))
     assert after.num_preemptions == 0 and after.prefix_hits == 0
+    assert Gauge("jpaged:kv_cache_usage_perc", 0.0) in llm.get_metrics()
+    assert "0.0% of the KV pool in use" in describe(before, after, 1.0), "the log's line"
     assert after.num_steps - before.num_steps < len(PROMPTS), "several prompts share a step"
 
 

@@ -118,6 +118,23 @@ def test_ctrl_c_before_the_first_step_ran_leaves_nothing_in_the_prefix_cache(llm
     assert again.num_cached_tokens == 0
 
 
+def test_ctrl_c_while_the_prefix_cache_is_reset_comes_once_it_is_empty(llm, monkeypatch):
+    llm.generate(PROMPTS[4], PARAMS[4], use_tqdm=False)
+    cache = llm.control.engine.memory.parts.cache
+    forget = cache.forget
+
+    def interrupted(g, block):
+        signal.raise_signal(signal.SIGINT)
+        forget(g, block)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(cache, "forget", interrupted)
+        llm.reset_prefix_cache()
+    assert_nothing_is_left(llm)
+    (again,) = llm.generate(PROMPTS[4], PARAMS[4], use_tqdm=False)
+    assert again.num_cached_tokens == 0
+
+
 class Failing:
     """The n-th call of a method of the worker, or of a kind of its work on the pool, fails, before or after it did its
     work."""

@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from jpaged import LLM, AsyncLLM, PoolingParams, SamplingParams
+from jpaged.engine.pooled import RunOptions
 
 RNG = np.random.default_rng(0)
 PROMPTS = [RNG.integers(3, 211, length).tolist() for length in (1, 5, 24, 40, 57, 33, 48)]
@@ -103,6 +104,29 @@ def test_preempted_prompts_are_pooled_over_what_was_computed_last(llm, folder, h
     assert tight.control.engine.memory.num_used_blocks == 0
 
 
+def test_a_state_that_is_saved_while_vectors_are_computed_has_all_else(llm, tmp_path):
+    engine, greedy = llm.control.engine, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    (expected,) = llm.generate(prompts(PROMPTS[2:3]), greedy, use_tqdm=False)
+    means = vectors(llm.embed(prompts(PROMPTS[3:5]), False, PoolingParams(pooling="mean")))
+    work = llm.pooler.embed(prompts(PROMPTS[3:5]), PoolingParams(pooling="mean"), RunOptions(False, None, None))
+    request = llm.input_processor.process(prompts()[2], greedy)
+    for each in (request, *work.requests):
+        engine.add(each)
+    while not 0 < work.requests[0].sequences[0].num_computed < 40:
+        engine.step()
+    assert not request.sequences[0].finished, "what is saved would be an end"
+    assert llm.save_state(tmp_path).num_requests == 1
+    while engine.has_work:
+        engine.step()
+    np.testing.assert_allclose(vectors(work.results()), means, atol=2e-5)
+    engine.abort(*work.requests, request)
+    assert llm.load_state(tmp_path) == [str(request.request_id)]
+    engine.memory.check_invariants()
+    (found,) = llm.resume(use_tqdm=False)
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert engine.memory.num_used_blocks == 0 and len(engine.scheduler.allocation.free_rows) == 4
+
+
 @pytest.mark.parametrize("step", [1, 2, 5])
 def test_ctrl_c_in_embed_leaves_nothing_behind_and_the_llm_goes_on(llm, monkeypatch, step):
     expected = vectors(llm.embed(prompts(), use_tqdm=False))
@@ -147,22 +171,6 @@ def test_a_prompt_that_is_aborted_meanwhile_is_named(llm, monkeypatch, method):
     with pytest.raises(RuntimeError, match="prompt 1 was aborted before all of it was computed"):
         getattr(llm, method)(prompts([PROMPTS[0], PROMPTS[4]]), use_tqdm=False)
     assert not llm.control.engine.has_work and llm.control.engine.memory.num_used_blocks == 0
-
-
-def test_a_state_is_not_saved_while_vectors_are_computed_that_nobody_could_take_up(llm, monkeypatch, tmp_path):
-    refused = []
-
-    def save():
-        with pytest.raises(RuntimeError, match=r"while embed\(\), classify\(\) or score\(\) runs") as error:
-            llm.save_state(tmp_path / "state")
-        refused.append(error)
-
-    llm.reset_prefix_cache()
-    after_a_step(llm, monkeypatch, 1, save)
-    found = vectors(llm.embed(prompts(PROMPTS[4:5]), use_tqdm=False))
-    monkeypatch.undo()
-    np.testing.assert_allclose(found, vectors(llm.embed(prompts(PROMPTS[4:5]), use_tqdm=False)), atol=2e-5)
-    assert refused and not (tmp_path / "state").exists()
 
 
 def test_what_the_models_folder_says_is_the_default(folder, hidden, tmp_path):

@@ -115,3 +115,22 @@ def test_a_damaged_picture_is_refused(family, tmp_path):
     host.write_bytes(data)
     with pytest.raises(StateRefused, match=r"host\.msgpack"):
         LLM.restore_state(tmp_path)
+
+
+@pytest.mark.nightly
+def test_an_image_that_no_step_here_could_compute_ends_its_request_and_no_other(tmp_path):
+    make, placeholder = FAMILIES["gemma3"]
+    make(tmp_path / "model")
+    prompts = prompts_with(placeholder)
+    saved_after(str(tmp_path / "model"), prompts, 0, tmp_path / "state")
+    llm, ends = LLM.restore_state(tmp_path / "state", long_prefill_token_threshold=8), []
+    requests = list(llm.control.engine.requests.restored.values())
+    for _ in range(100):  # one that waited for such a step would wait for ever
+        llm.control.engine.step()
+    for request, prompt in zip(requests, prompts, strict=True):
+        (seq,) = request.sequences
+        ends.append(seq.finish_reason == ("abort" if prompt.get("multi_modal_data") else "length"))
+        assert seq.finish_reason != "abort" or "one step has to compute together" in seq.stop_reason
+    assert all(ends)
+    llm.control.engine.abort(*requests)
+    check_empty(llm)

@@ -196,9 +196,13 @@ def test_swapped_requests_come_back_from_what_was_written(model, tmp_path):
 
 
 def test_what_no_engine_here_could_finish_ends_and_says_why(model, tmp_path):
-    begin(model, 9, kv_cache_memory_bytes=30 * model.page).save_state(tmp_path)
+    llm = begin(model, 9, kv_cache_memory_bytes=30 * model.page)
+    prompt = {"prompt_token_ids": (LONG + LONG)[:59]}
+    llm.control.engine.add(llm.input_processor.process(prompt, SamplingParams(max_tokens=1), prefill_only=True))
+    llm.save_state(tmp_path)
     other = LLM.restore_state(tmp_path, max_model_len=59)
-    outputs = other.resume(use_tqdm=False)
+    *outputs, whole = other.resume(use_tqdm=False)
+    assert whole.outputs[0].finish_reason == "length", "the token that it draws is never computed"
     (ended,) = outputs[0].outputs
     assert ended.stop_reason == "the restored request may grow to 60 tokens, above max_model_len=59"
     assert ended.finish_reason == "abort"
@@ -285,7 +289,7 @@ def test_the_largest_numbers_that_a_request_may_have_are_saved(model, tmp_path):
     for _ in range(3):
         llm.control.engine.step()
     llm.save_state(tmp_path)
-    other = LLM.restore_state(tmp_path)
+    other = LLM.restore_state(tmp_path, scheduling_policy="fcfs", block_size=16)  # where no priority counts
     while llm.control.engine.has_work:
         llm.control.engine.step()
     assert [answer(output) for output in other.resume(use_tqdm=False)] == finished(llm)

@@ -258,14 +258,15 @@ def test_states_of_the_kind_that_fewer_requests_began_with_go_first(order, parte
     manager = manager_of(prefix_eviction=order)
     for seq_id in range(4 * parted):
         ask(manager, seq_id, [*tokens(2 * INTERVAL), *tokens(5, 500 + 10 * seq_id)])
-    prompt, parts = tokens(2 * INTERVAL + 20, 1000), manager.parts
-    ask(manager, 9, prompt)
+    said, parts = tokens(2 * INTERVAL + 20 + 3 * ANSWERS, 1000), manager.parts
+    ask(manager, 9, said[: 2 * INTERVAL + 20], said[2 * INTERVAL + 20 :])
     (chain,) = parts.cache.chains().values()
-    chain.extend(prompt, len(prompt) // SIZE)
-    inside, at_end = (parts.cache.find(1, chain.links[end // SIZE - 1]) for end in (INTERVAL, len(prompt)))
-    ranks = [parts.allocator.groups[1].evictable[block].level for block in (inside, at_end) if block is not None]
-    first = [0, UNLIKELY] if parted else [UNLIKELY, 0]
-    assert ranks == (first if order == "aligned" else [0, 0])
+    chain.extend(said, len(said) // SIZE)
+    ends = INTERVAL, 2 * INTERVAL + 20, (len(said) - 1) // ANSWERS * ANSWERS
+    found = [parts.cache.find(1, chain.links[end // SIZE - 1]) for end in ends]
+    ranks = [parts.allocator.groups[1].evictable[block].level for block in found if block is not None]
+    first = [0, UNLIKELY, UNLIKELY] if parted else [UNLIKELY, 0, 0]
+    assert ranks == (first if order == "aligned" else [0, 0, 0])
 
 
 def test_a_low_priority_keeps_no_state_for_longer_than_none():
@@ -275,6 +276,17 @@ def test_a_low_priority_keeps_no_state_for_longer_than_none():
     manager.free(9)
     levels = sorted(key.level for key in manager.parts.allocator.groups[1].evictable.values())
     assert levels == [UNLIKELY] * (len(levels) - 1) + [-5], "the state at the prompt's end is as likely as any"
+
+
+def test_a_priority_keeps_the_state_of_an_answer_too():
+    manager, said = manager_of(), tokens(70)
+    manager.add(0, 0, prompt_tokens=30, retention=CacheRetention((RetentionDirective(0, None, DEFAULT_PRIORITY + 7),)))
+    run(manager, 0, said[:30], manager.match_prefix(0, said[:30]))
+    for length in range(31, 43):
+        assert manager.allocate(0, length, first_write=length - 1) is not None
+        manager.dispatched()
+        manager.commit(0, said[:length], length)
+    assert manager.cached_prefix([*said[:40], 999]) == 40 and levels(manager) == [7] * len(levels(manager))
 
 
 def test_a_state_that_is_protected_gets_no_level_in_use():

@@ -166,5 +166,6 @@ def test_a_request_that_cannot_be_looked_at_again_is_aborted_alone():
     bad.sequences[0].stop_search = Refusing()
     begin_anew(loop)
     assert bad.sequences[0].finish_reason == "abort" and bad.status is Status.FINISHED
+    assert "cannot be looked at again" in bad.sequences[0].stop_reason, "as if the engine had been shut down"
     loop.run()
     assert good.sequences[0].output_token_ids == alone(good, [group()])[0]

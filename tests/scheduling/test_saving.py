@@ -11,6 +11,7 @@ from arrivals import GROUPS, drawn_arrivals, pages_for
 from fake_device import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_rules import constrained_request
 from small_schedulers import group, make_request, make_scheduler
 from thorough import examples
 from unpaged import alone, alone_beams
@@ -133,6 +134,16 @@ def test_what_a_request_leaves_for_later_ones_is_as_it_was(pages, prompt, output
         loop = go_on(loop, requests, lambda: make_scheduler(pages, **options))
     (request,) = requests.values()
     assert request.sequences[0].output_token_ids == alone(request, groups)[0] and not request.num_preemptions
+
+
+def test_a_sequence_that_awaited_drafts_runs_ahead_where_none_are_made():
+    steps = []
+    for needs_host in (False, True):
+        request, loop = constrained_request(3, 8), Loop(make_scheduler())
+        request.sequences[0].needs_host = needs_host
+        loop.scheduler.restore(request)
+        steps.append(len(loop.run()))
+    assert steps[0] == steps[1]
 
 
 PARAMS = SamplingParams(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny_chat_model import byte_level_tokenizer
 
 from jpaged import CompletionOutput, RequestOutput, SamplingParams
-from jpaged.outputs import TokenSpan
+from jpaged.outputs import RESTORED, TokenSpan
 from jpaged.server.messages.turn_form import TurnForm
 from jpaged.server.turn import Arguments, Begun, CallBegun, CallEnded, Ended, Text, Thought, Tool, Turn
 
@@ -103,3 +103,10 @@ def test_an_aborted_answer_that_may_go_on_holds_back_what_may_change():
     assert together(events_of(["ab<thi"], "abort", resumable=True))[1:-1] == [Text("ab<thi")]
     assert together(events_of(["a<tool_"], "abort", resumable=True))[1:-1] == [Text("a")]
     assert together(events_of(["a<tool_"], "abort"))[1:-1] == [Text("a<tool_")]
+
+
+def test_only_an_answer_that_nobody_could_go_on_with_has_failed():
+    here = f"{RESTORED}has 9 outputs, above max_num_seqs=8"
+    for why, resumable, failure in ((here, True, None), (here, False, here), ("no token fits", True, "no token fits")):
+        assert events_of(["ab"], "abort", why, resumable=resumable)[-1].failure == failure
+    assert together(events_of(["a<tool_"], "abort", here, resumable=True))[1:-1] == [Text("a")]

@@ -228,6 +228,7 @@ def test_drafts_are_followed_as_far_as_they_are_allowed():
     assert allowed_ahead(rules, text) == 3 and mask_after(rules, text[:2]) is None
     mask = mask_after(rules, text[:3])
     assert mask[thoughts.closings[0][0] // 32] == 1 << thoughts.closings[0][0] % 32
+    assert allowed_ahead(rules, [*text[:3], 32 * len(mask)]) == 3, "a mark of an image is after the tokens to draw"
     assert written(rules, text)[3] == thoughts.closings[0][0]
 
 

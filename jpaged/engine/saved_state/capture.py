@@ -71,25 +71,18 @@ def host_array(replica: int, group: int) -> str:
 def capture(engine: Engine, inputs: InputProcessor, before: LastSave | None = None) -> Capture:
     """Read back all steps in flight and copy the state. Only the thread that holds the engine may call it.
 
-    The plain data are: "inputs", ids and seeds; "requests", all awaited requests with their parts; "pins", the requests
-    that compute pinned prefixes, and "pin_seconds" how long each stays; "pictures", the encoder inputs of the images of
-    both, not copied as they never change; and "replicas", for each replica its memory, its queues, its lost pins, and
-    its blocks in the order of the arrays.
+    The plain data are: "inputs", ids and seeds; "requests", all awaited requests with their parts, but for those of
+    vectors, which no caller could take up; "pins", the requests that compute pinned prefixes, and "pin_seconds" how
+    long each stays; "pictures", the encoder inputs of the images of both, not copied as they never change; and
+    "replicas", for each replica its memory, its queues, its lost pins, and its blocks in the order of the arrays.
 
     Args:
         before: this engine's blocks in the previous save; blocks that are still cached under the same name have the
             same content and are not copied again.
-
-    Raises:
-        RuntimeError: vectors of prompts are being computed, which no caller could take up.
     """
     start = time.perf_counter()
     engine.settle()
     engine.prefixes.stop()
-    if any(request.pooling is not None for request in engine.requests.awaited.values()):
-        raise RuntimeError(
-            "save_state() is refused while embed(), classify() or score() runs: save when it has returned"
-        )
     worker, now = engine.runner.worker, time.monotonic()
     with signals_held:
         memories = [memory_data(replica.memory) for replica in engine.replicas]
@@ -110,7 +103,11 @@ def capture(engine: Engine, inputs: InputProcessor, before: LastSave | None = No
         pictures = SavedArrays()
         host = {
             "inputs": inputs.data(),
-            "requests": [request_data(request, now, pictures) for request in engine.requests.awaited.values()],
+            "requests": [
+                request_data(request, now, pictures)
+                for request in engine.requests.awaited.values()
+                if request.pooling is None
+            ],
             "pins": {
                 seq_id: request_data(request, now, pictures) for seq_id, request in engine.prefixes.requests.items()
             },

@@ -14,6 +14,7 @@ from jpaged.engine.replica import Replica
 from jpaged.engine.saved_state.capture import host_array, pool_array
 from jpaged.memory import Lifetime
 from jpaged.memory.saving import Fitting, held_blocks, memory_data
+from jpaged.outputs import RESTORED
 from jpaged.scheduling import Request, Status
 from jpaged.scheduling.queues import service_order
 from jpaged.scheduling.restart import begin_again
@@ -67,6 +68,8 @@ def load(
             engine.requests.awaited.update({request.request_id: request for request in requests})
             engine.requests.restored.update(engine.requests.awaited)
             for part in parts.values():
+                if engine.scheduler.policy != "priority":
+                    part.priority = None  # as that of every request here
                 _refuse_too_long(part, engine)
             saved = host["replicas"]
             if same_blocks and len(saved) == len(engine.replicas):
@@ -125,9 +128,10 @@ def _take_over_memory(
     If room is missing, cached blocks are dropped first, the least recently needed before others, then the newest
     requests, which are computed again.
     """
-    scheduler, fitting = replica.scheduler, Fitting(replica.memory, data["memory"])
-    pinned = set(data["memory"]["pinned"])
-    fitting.give_up(pinned - set(pins))
+    scheduler, memory = replica.scheduler, data["memory"]
+    fitting, pinned = Fitting(replica.memory, memory), set(memory["pinned"])
+    known = set(pins).union(seq.seq_id for part in mine for seq in part.sequences)
+    fitting.give_up({*memory["sequences"], *memory["swapped"]} - known)  # of pins that stay no more, and of vectors
     lost = set(pins) & set(data["lost_pins"]) | set(pins) - pinned  # a replica may have unpinned one
 
     def give_up(part: Request) -> None:
@@ -204,7 +208,7 @@ def _compute_again(engine: Engine, parts: Iterable[Request], pins: Mapping[int, 
         try:
             replica.add(part)
         except ValueError as error:
-            _end(part, str(error))
+            _end(part, f"cannot run here: {error}")
         else:
             engine.requests.register(replica, part)
     for replica in engine.replicas:
@@ -234,22 +238,26 @@ def _short_enough(pins: Mapping[int, Request], engine: Engine) -> dict[int, Requ
 
 
 def _refuse_too_long(part: Request, engine: Engine) -> None:
-    if part.status is not Status.FINISHED and part.max_total_tokens > engine.max_model_len:
-        most = f"max_model_len={engine.max_model_len}"
-        _end(part, f"the restored request may grow to {part.max_total_tokens} tokens, above {most}")
+    if part.status is not Status.FINISHED and part.most_computed > engine.max_model_len:
+        _end(part, f"may grow to {part.max_total_tokens} tokens, above max_model_len={engine.max_model_len}")
 
 
 def _ends_here(part: Request, replica: Replica) -> bool:
     """End a request that this engine could not run to its end, and return whether it has finished."""
     scheduler, width = replica.scheduler, len(part.sequences)
     if width > scheduler.max_num_seqs:
-        _end(part, f"the restored request has {width} outputs, above max_num_seqs={scheduler.max_num_seqs}")
-    elif not scheduler.admission.is_possible(part, scheduler.admission.lifetime(part)):
-        _end(part, f"the restored request may grow to {part.max_total_tokens} tokens, which can never fit this pool")
+        _end(part, f"has {width} outputs, above max_num_seqs={scheduler.max_num_seqs}")
+        return True
+    try:
+        scheduler.admission.check(part, scheduler.admission.lifetime(part))
+    except ValueError as error:
+        _end(part, f"cannot run here: {error}")
     return part.status is Status.FINISHED
 
 
-def _end(part: Request, reason: str) -> None:
+def _end(part: Request, why: str) -> None:
+    """End a request; `why` follows `RESTORED` in its stop_reason."""
+    reason = RESTORED + why
     logger.warning("request %d ends: %s", part.request_id, reason)
     for seq in part.live:
         seq.finish_reason, seq.stop_reason = "abort", reason

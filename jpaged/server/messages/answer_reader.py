@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from jpaged import CompletionOutput, RequestOutput
 from jpaged.answers.thought_tokens import ThoughtTokens
+from jpaged.outputs import RESTORED
 from jpaged.server.cache_use import CacheUse
 from jpaged.server.messages.parts import CallArguments, CallCut, CallEnd, CallStart, Content, Part, Reader
 from jpaged.server.turn import Arguments, Begun, CallBegun, CallEnded, Ended, Event, Piece, Text, Thought
@@ -36,7 +37,7 @@ class AnswerReader:
         if not self._begun:
             self._begun = True
             events.append(Begun(len(output.prompt_token_ids), output.num_cached_tokens, CacheUse.of(output)))
-        waits = one.finish_reason == "abort" and one.stop_reason is None and self._resumable
+        waits = self._resumable and one.finish_reason == "abort" and _may_go_on(one.stop_reason)
         # Half a character at the end may be completed by a restarted server.
         text = one.text.rstrip("\ufffd") if waits else one.text
         parts = self._reader.push(text, one.added_token_spans)
@@ -51,7 +52,7 @@ class AnswerReader:
         if one.finish_reason is not None:
             if self._call is not None:
                 events.append(CallEnded(self._call, self._is_cut or waits))
-            events.append(self._ended(output, one, thought))
+            events.append(self._ended(output, one, thought, None if waits else one.stop_reason))
         return Piece(one.index, tuple(events), one.token_ids, one.logprobs, thought)
 
     def _events(self, part: Part) -> Iterator[Event]:
@@ -69,14 +70,21 @@ class AnswerReader:
             else:
                 yield Text(part.text) if isinstance(part, Content) else Thought(part.text)
 
-    def _ended(self, output: RequestOutput, one: CompletionOutput, thought: int | None) -> Ended:
+    def _ended(
+        self, output: RequestOutput, one: CompletionOutput, thought: int | None, stop: str | int | None
+    ) -> Ended:
         calls = one.finish_reason == "stop" and self._num_calls and not self._is_cut
         return Ended(
             "calls" if calls else one.finish_reason,  # type: ignore[arg-type]
-            one.stop_reason,
+            stop,
             len(output.prompt_token_ids),
             output.num_cached_tokens,
             self._num_tokens,
             thought,
             CacheUse.of(output),
         )
+
+
+def _may_go_on(why: str | int | None) -> bool:
+    """Tell whether another server may go on with an aborted answer: this one ends, or cannot run what it restored."""
+    return why is None or str(why).startswith(RESTORED)

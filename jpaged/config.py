@@ -808,6 +808,12 @@ class SizedConfig(EngineConfig):
         return max(self.max_num_seqs, 1 + (0 if self.speculative is None else self.speculative.tokens))
 
     @property
+    def moves_blocks(self) -> bool:
+        """Tell whether steps move blocks of sequences between the pool and host memory or a disk."""
+        tiers = self.kv_offloading_size, self.disk_folder
+        return self.preemption_mode != "recompute" or any(tier is not None for tier in tiers)
+
+    @property
     def state_interval(self) -> int:
         """Return state_checkpoint_interval, or its default where it is None."""
         return self.state_checkpoint_interval or -(-STATE_INTERVAL // self.block_size) * self.block_size

@@ -188,8 +188,9 @@ class SamplingParams:
             65,536 characters in all.
         max_tokens: most tokens to generate; None, or more than max_model_len leaves after the prompt, = as many as it
             leaves.
-        min_tokens: end-of-sequence and stop_token_ids cannot be drawn before this many tokens, and a stop string that
-            ends in the text of the first min_tokens tokens does not end the sequence: it stays in the text.
+        min_tokens: end-of-sequence, unless ignore_eos makes it a token like others, and stop_token_ids cannot be drawn
+            before this many tokens. A stop string that ends in the text of the first min_tokens tokens does not end the
+            sequence: it stays in the text.
         seed: seed of the sequence's random stream; None, or -1 as in vLLM, = a seed from the engine's stream, different
             for each request.
         stop: text that ends the sequence; it is cut from the text. If several occur, the one that ends first counts,

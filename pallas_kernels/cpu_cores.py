@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+
+from pallas_kernels.cgroups import cgroups
 
 VARIABLE = "NPROC"
 """The environment variable from which XLA takes the number of its threads as it starts."""
@@ -59,26 +61,8 @@ def quota(root: Path) -> float:
     Args:
         root: the folder that has ``proc`` and ``sys``.
     """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # another system than Linux
-        return math.inf
-    found = [math.inf]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:  # cgroups of version 2 have one tree
-            found += [_of_version_2(folder) for folder in _folders(root / "sys/fs/cgroup", path)]
-        elif "cpu" in controllers.split(","):
-            found += [_of_version_1(folder) for folder in _folders(root / "sys/fs/cgroup/cpu", path)]
-    return min(found)
-
-
-def _folders(top: Path, path: str) -> Iterator[Path]:
-    """Yield a cgroup's folder and those of the groups around it. A container may see its own as the top one."""
-    yield top
-    for part in Path(path).parts[1:]:
-        top /= part
-        yield top
+    of = {1: _of_version_1, 2: _of_version_2}
+    return min((of[version](folder) for version, folder in cgroups(root, "cpu")), default=math.inf)
 
 
 def _of_version_2(folder: Path) -> float:

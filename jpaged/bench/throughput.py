@@ -13,6 +13,7 @@ import jax
 from jpaged.bench.prompts import QUICK, Lengths, real_prompts
 from jpaged.llm import LLM
 from jpaged.planning.machine import gemm_flops, read_bandwidth
+from jpaged.planning.roofline import experts_of_a_token
 from jpaged.sampling_params import SamplingParams
 from pallas_kernels.held_matrix import is_held
 
@@ -121,7 +122,7 @@ def matrix_parameters(llm: LLM) -> tuple[int, int]:
 
     Each computed token is multiplied by the former, and each sampled token by the latter.
     """
-    return _of_matrices(llm, lambda matrix: math.prod(matrix.shape), _experts_of_a_token(llm))
+    return _of_matrices(llm, lambda matrix: math.prod(matrix.shape), experts_of_a_token(llm.model_config))
 
 
 def matrix_bytes(llm: LLM) -> int:
@@ -131,21 +132,11 @@ def matrix_bytes(llm: LLM) -> int:
 
 def bytes_of_a_token(llm: LLM) -> int:
     """Return the bytes of the layers' matrices, of as many experts as a token takes, and of the head."""
-    return sum(_of_matrices(llm, _bytes, _experts_of_a_token(llm)))
+    return sum(_of_matrices(llm, _bytes, experts_of_a_token(llm.model_config)))
 
 
 def _bytes(matrix: Any) -> int:
     return sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(matrix))
-
-
-_TAKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
-"""Names under which configs say how many experts a token takes."""
-
-
-def _experts_of_a_token(llm: LLM) -> int | None:
-    config = llm.model_config.get_text_config()
-    found = next((getattr(config, name) for name in _TAKEN if getattr(config, name, None)), None)
-    return found[0] if isinstance(found, list) else found
 
 
 def _of_matrices(llm: LLM, size: Callable[[Any], int], experts: int | None) -> tuple[int, int]:

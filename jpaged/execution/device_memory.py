@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from jpaged.execution.mesh import platform
+from pallas_kernels.cgroups import cgroups
 
 GPU_SHARE = 0.95
 """Share of a GPU that programs may take where the user names none: the rest is for CUDA's context and its libraries.
@@ -35,6 +38,7 @@ def claim_gpu_share(environment: MutableMapping[str, str] = os.environ) -> None:
 
 logger = logging.getLogger(__name__)
 
+KIB = 1 << 10
 CPU_POOL_LIMIT = 4 << 30
 """Most bytes of host memory that a pool may grow to on CPU by default."""
 CPU_POOL_PART = 8
@@ -149,23 +153,46 @@ def device_bytes(params: Any) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def host_memory_available() -> int:
-    """Return how many bytes of host memory programs can still take without swapping.
+def host_memory_available(root: Path = Path("/")) -> int:
+    """Return how many bytes of host memory programs can still take without swapping, or without being killed where a
+    container has a limit: the machine's free memory says nothing of that.
 
     Pages of files that this process has mapped, weights perhaps, count as taken, though Linux could drop them.
+
+    Args:
+        root: the folder that has ``proc`` and ``sys``.
     """
     try:
-        return _kilobytes("/proc/meminfo", "MemAvailable:") - _kilobytes("/proc/self/status", "RssFile:")
+        free = _number(root / "proc/meminfo", "MemAvailable:") * KIB
+        mapped = _number(root / "proc/self/status", "RssFile:") * KIB
     except OSError:
         logger.debug("no /proc/meminfo: assuming 8 GiB of free host memory")
-    return 8 << 30
+        return 8 << 30
+    return max(0, min([free, *_left_by_cgroups(root)]) - mapped)
 
 
-def _kilobytes(file: str, name: str) -> int:
-    """Return the bytes that a line such as ``RssFile:   123 kB`` of the file tells; 0 if there is no such line."""
+def _left_by_cgroups(root: Path) -> Iterator[int]:
+    """Yield the bytes that each memory limit of this process's cgroups leaves; pages of files, which are dropped at
+    need, do not count as used."""
+    for version, folder in cgroups(root, "memory"):
+        limit, used, prefix = _CGROUP_FILES[version]
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it is "max"
+            left = int((folder / limit).read_text()) - int((folder / used).read_text())
+            yield left + sum(_number(folder / "memory.stat", f"{prefix}{kind}_file") for kind in ("active", "inactive"))
+
+
+_CGROUP_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
+}
+"""By version: names of the files with a cgroup's limit and use, and what the names in ``memory.stat`` begin with where
+the groups within it count too."""
+
+
+def _number(file: Path, name: str) -> int:
+    """Return the number that a line such as ``RssFile:   123 kB`` of the file tells; 0 if there is no such line."""
     with open(file) as lines:
-        found = [int(line.split()[1]) * 1024 for line in lines if line.startswith(name)]
-    return sum(found)
+        return sum(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def program_size(name: str, lowered: jax.stages.Lowered) -> ProgramSize:

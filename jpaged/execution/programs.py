@@ -94,7 +94,8 @@ class ModelPrograms:
 
         kernels: _Kernels = {"prefix": prefix, "kernel_impl": kernel_impl}
         step = make_step(graphdef, spec, mesh, followed=followed, taps=taps, alone=alone, **kernels)
-        self._step = program("step", step, *step_of, followed, taps, alone)
+        # A store knows programs by kind and shapes only.
+        self._step = program(f"step, {followed=}, {taps=}, {alone=}", step, *step_of)
         self._follow = program("follow", make_follow(graphdef, spec, mesh, **kernels), *step_of)
         self._sample = program("sample", make_sample_step(graphdef, mesh), *rest_of)
         self._encode = program("encode", make_encode(graphdef, spec, mesh, **kernels), *step_of)

@@ -49,6 +49,12 @@ class StepSettings:
         computes them."""
         return self.scored or self.deterministic
 
+    @property
+    def alone(self) -> bool:
+        """Tell whether a decode reads what no other row of its step writes, see `LayerCall`: a deterministic step's
+        launches have several tokens of a sequence."""
+        return not self.deterministic
+
     def buckets(self, spec: PoolSpec) -> Buckets:
         """Return the buckets of steps over a pool."""
         return Buckets(

@@ -141,7 +141,7 @@ class Worker:
             draft=draft,
             store=programs,
             scored=settings.scores_draws,
-            alone=not settings.deterministic,
+            alone=settings.alone,
         )
         self._zero = Program(make_zero_pages(mesh), lambda _: None, made_of=("zero pages", mesh))
         context = WorkContext(

@@ -11,6 +11,7 @@ from jpaged.planning.child_process import Question, compiler_python
 from jpaged.planning.devices import find_device
 from jpaged.planning.result import GroupPlan, Plan
 from jpaged.setting import refuse
+from jpaged.validation import integer, whole
 
 
 def plan(
@@ -44,8 +45,8 @@ def plan(
         RuntimeError: the compiler failed for another reason than memory.
     """
     target = find_device(device)
-    if memory_bytes is not None and memory_bytes < 1:
-        raise ValueError(f"memory_bytes={memory_bytes} must be positive")
+    if memory_bytes is not None:
+        memory_bytes = integer("memory_bytes", whole(memory_bytes), low=1)
     if "tensor_parallel_size" in settings:
         raise ValueError(f"tensor_parallel_size={settings['tensor_parallel_size']!r}: the device's name says how many")
     asked = EngineConfig(

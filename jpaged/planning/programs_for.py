@@ -11,6 +11,7 @@ from jpaged.execution.compile.store import free_folder
 from jpaged.planning.child_process import Question, compiler_python
 from jpaged.planning.devices import find_device
 from jpaged.setting import refuse
+from jpaged.validation import integer, whole
 
 
 def compile_programs_for(
@@ -52,8 +53,8 @@ def compile_programs_for(
         raise ValueError("device='cpu': programs of a CPU are of its processor; leave device out on such a machine")
     if settings.get("tensor_parallel_size", 1) != 1:
         raise ValueError(f"tensor_parallel_size={settings['tensor_parallel_size']!r}: the device's name says how many")
-    if memory_bytes is not None and memory_bytes < 1:
-        raise ValueError(f"memory_bytes={memory_bytes} must be positive")
+    if memory_bytes is not None:
+        memory_bytes = integer("memory_bytes", whole(memory_bytes), low=1)
     asked = EngineConfig(**{"model": str(model), **settings, "tensor_parallel_size": target.count})
     refuse(
         asked, "programs for absent devices", "must be left out, as programs for another device are compiled without"

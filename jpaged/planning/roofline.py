@@ -114,7 +114,7 @@ def step_work(model: CausalLM, config: Any, params: Any, spec: PoolSpec, mesh: M
         config: Hugging Face's; says how many experts a token meets.
         params: arrays, or shapes with shardings.
     """
-    config = config.get_text_config()
+    per_token, config = experts_of_a_token(config) or 1, config.get_text_config()
     held = flat_values(params)
     sizes = {path: device_bytes(value) for path, value in held.items()}
     encoder = model.encoder_parts if isinstance(model, TakesImages) else ()
@@ -128,7 +128,6 @@ def step_work(model: CausalLM, config: Any, params: Any, spec: PoolSpec, mesh: M
         for target in by_path.values()
         if target is not head and target.path not in idle and len(target.shape) == 2
     ]
-    per_token = getattr(config, "num_experts_per_tok", 1)
     number = experts[0].shape[0] if experts else 0
     products = sum(map(_elements, dense)) + sum(map(_elements, experts)) * per_token / max(number, 1)
     reads = [cache.reads() for cache in spec.caches]
@@ -148,6 +147,17 @@ def step_work(model: CausalLM, config: Any, params: Any, spec: PoolSpec, mesh: M
         reduced_bytes=(2 * config.num_hidden_layers + 1) * config.hidden_size * head.dtype.itemsize,
         devices=mesh.size,
     )
+
+
+_TAKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
+"""Names under which configs say how many experts a token takes."""
+
+
+def experts_of_a_token(config: Any) -> int | None:
+    """Return how many experts of a layer a token takes by a model's config; None where it names no number."""
+    config = config.get_text_config()
+    found = next((getattr(config, name) for name in _TAKEN if getattr(config, name, None)), None)
+    return found[0] if isinstance(found, list) else found
 
 
 def _elements(target: Target) -> int:

@@ -93,6 +93,7 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         store=store,
         kernel_impl=engine.kernels,
         scored=settings.scores_draws,
+        alone=settings.alone,
     )
     context = WorkContext(
         spec=spec,
@@ -101,6 +102,7 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         model=programs,
         on_compile=on_compile,
         store=store,
+        can_swap=config.moves_blocks,
         examples=image_examples(model, settings.image_rows) if settings.images else (),
         kernel_impl=engine.kernels,
     )

@@ -93,7 +93,7 @@ class NextTokens:
         plan.add(request, chunks, copies)
         if request.asks:
             self._holds.add_rows(plan, request, chunks)
-        if len(request.sequences) > 1:
+        if any(seq.parent is not None for seq in request.sequences):
             for chunk in chunks:
                 for child in children_due(request.sequences, chunk.seq):
                     self._allocation.fork(chunk.seq, child)

@@ -10,7 +10,7 @@ import pytest
 from jpaged.execution import device_memory, make_mesh
 from jpaged.execution.device_memory import GPU_SHARE, VARIABLES, claim_gpu_share, gpu_share
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 def ask(mesh, **changes) -> int:
@@ -88,6 +88,34 @@ def test_no_room_is_an_error_with_the_numbers(accelerator):
 
 def test_free_host_memory_is_known_here():
     assert 1 << 20 < device_memory.host_memory_available() < 1 << 50
+
+
+MACHINE = {"proc/meminfo": "MemFree: 1 kB\nMemAvailable:   67108864 kB\n", "proc/self/status": "RssFile:  1024 kB\n"}
+"""A machine with 64 GiB free, on which this process has mapped a mebibyte of files."""
+VERSION_1 = {"limit_in_bytes": 4 * GIB, "usage_in_bytes": GIB, "stat": "active_file 7\ntotal_active_file 1048576\n"}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "free"),
+    [
+        ("0::/\n", {}, 64 * GIB),
+        ("0::/\n", {"memory.max": "max\n", "memory.current": GIB, "memory.stat": ""}, 64 * GIB),
+        ("0::/\n", {"memory.max": 2 * GIB, "memory.current": GIB, "memory.stat": "inactive_file 1048576\n"}, GIB + MIB),
+        (
+            "0::/a/b\n",
+            {"a/memory.max": 3 * GIB, "a/memory.current": GIB, "a/memory.stat": "", "a/b/memory.max": "max"},
+            2 * GIB,
+        ),
+        ("4:memory:/x\n", {f"memory/x/memory.{name}": text for name, text in VERSION_1.items()}, 3 * GIB + MIB),
+        ("0::/\n", {"memory.max": GIB, "memory.current": GIB, "memory.stat": ""}, MIB),
+    ],
+)
+def test_a_container_has_no_more_free_memory_than_its_limit_leaves(cgroup, files, free, tmp_path):
+    texts = {**MACHINE, "proc/self/cgroup": cgroup, **{f"sys/fs/cgroup/{name}": text for name, text in files.items()}}
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(str(text))
+    assert device_memory.host_memory_available(tmp_path) == free - MIB
 
 
 def test_device_bytes_counts_one_shard():

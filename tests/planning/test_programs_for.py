@@ -20,7 +20,7 @@ from jpaged.planning import find_device, plan
 from jpaged.planning.child_process import Question
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 8}
-SETTINGS |= {"kv_cache_memory_bytes": 1 << 20}
+SETTINGS |= {"kv_cache_memory_bytes": 1 << 20, "preemption_mode": "swap"}
 PROMPTS = [{"prompt_token_ids": prompt} for prompt in random_prompts(lengths=(20, 9))]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 

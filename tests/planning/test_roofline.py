@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from jpaged.planning.roofline import Speed, Work, decode_seconds, prefill_seconds
+from jpaged.planning.roofline import Speed, Work, decode_seconds, experts_of_a_token, prefill_seconds
 
 WORK = Work(
     weight_bytes=1000,
@@ -47,6 +48,22 @@ def test_of_the_experts_only_those_that_tokens_meet_are_read():
     assert work.read_bytes(1) == pytest.approx(1000 + 200)
     assert work.read_bytes(2) == pytest.approx(1000 + 800 * (1 - 0.75**2))
     assert work.read_bytes(1000) == pytest.approx(1800)
+
+
+@pytest.mark.parametrize(
+    ("fields", "experts"),
+    [
+        ({"num_experts_per_tok": 8}, 8),
+        ({"top_k_experts": 8}, 8),  # Gemma 4
+        ({"moe_topk": [8, 8]}, 8),  # Hunyuan
+        ({"moe_k": 6}, 6),  # ERNIE 4.5
+        ({"num_experts_per_tok": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_experts_of_a_token_are_known_by_the_names_of_all_families(fields, experts):
+    text = SimpleNamespace(**fields)
+    assert experts_of_a_token(SimpleNamespace(get_text_config=lambda: text)) == experts
 
 
 def test_a_ring_of_devices_sends_every_reduced_byte_nearly_twice():

@@ -7,7 +7,7 @@ from fake_device import Loop
 from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone
 
-from jpaged.scheduling import Sequence, allocation
+from jpaged.scheduling import Sequence, allocation, planning
 from jpaged.scheduling.allocation import num_common, plan_forks, tokens_to_fork
 
 
@@ -46,6 +46,20 @@ def test_a_shared_partial_tail_is_copied_for_all_but_its_last_owner():
     assert [len(made) for made in copies[:3]] == [0, 3, 0]
     assert len({copy.src for copy in copies[1]}) == 1
     assert num_copies(steps) == 3
+
+
+def test_outputs_that_are_forked_are_not_compared_with_each_other_at_every_token(monkeypatch):
+    """A step of 256 outputs would compare 65,536 pairs."""
+    asked = []
+
+    def counted(sequences, seq):
+        asked.append(seq)
+        return allocation.children_due(sequences, seq)
+
+    monkeypatch.setattr(planning, "children_due", counted)
+    loop = Loop(make_scheduler())
+    loop.run(make_request(range(18), 5, width=4))
+    assert len(asked) == 1, "the first output, whose prompt the others share"
 
 
 def test_a_full_tail_is_never_copied():

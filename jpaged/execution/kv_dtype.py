@@ -20,10 +20,11 @@ _FP8_CAPABILITY = (8, 9)
 
 def check_float8(setting: str, device: jax.Device) -> None:
     """Raise ValueError, naming the setting, when the device has no float8."""
-    kind, capability = device.device_kind, getattr(device, "compute_capability", None)
+    kind, capability = device.device_kind, str(getattr(device, "compute_capability", ""))
     if device.platform == "tpu" and "7" not in kind:
         raise ValueError(f"{setting}: {kind} has no float8; int8 takes the same memory")
-    if capability is not None and tuple(map(int, str(capability).split("."))) < _FP8_CAPABILITY:
+    numbers = capability.split(".")  # an AMD GPU has a name there, and XLA converts float8 on it
+    if all(map(str.isdigit, numbers)) and tuple(map(int, numbers)) < _FP8_CAPABILITY:
         raise ValueError(
             f"{setting}: {kind} of compute capability {capability} has no float8, which takes "
             f"{'.'.join(map(str, _FP8_CAPABILITY))}; int8 takes the same memory"

@@ -5,14 +5,16 @@ padded shapes: loops go over as many units as the batch needs, and a unit's gath
 two matrix products.
 
 - Decodes: each sequence's context is cut into units of `_UNIT` tokens (flash-decoding); `_UNITS` units of any
-  sequences are computed at once, and a last pass joins a sequence's units by their softmax statistics.
+  sequences are computed at once, and a pass over up to `_KEPT` of them joins a sequence's units by their softmax
+  statistics. So the memory of their results does not grow with the block tables.
 - Prefill chunks: `_TILE` queries of a sequence at a time against `_SPAN` tokens of its context, with the online
   softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 from jax import lax
@@ -22,9 +24,11 @@ from pallas_kernels.kv_codes import decode, tokens_of
 from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reference import AttentionCall, Reach
 
-_UNIT, _UNITS = 64, 32
+_UNIT, _UNITS, _KEPT = 64, 32, 1024
 _TILE, _SPAN = 64, 128
 _NEVER = -1e30  # a finite stand-in for -inf: differences of two of them stay numbers
+_Parts: TypeAlias = tuple[Array, Array, Array]
+"""Softmaxes of queries over a part of their keys: the maximum, the sum and the weighted values of each."""
 
 
 class Problem(NamedTuple):
@@ -83,13 +87,14 @@ def _decode(
     ends = jnp.cumsum(counts)
     starts = ends - counts
     # Few sequences have few units: a full batch of them would mostly be padding.
-    batch = min(_UNITS, 4 * seqs, seqs * -(-pages // per_unit))
-    most = -(-seqs * -(-pages // per_unit) // batch) * batch
+    most = seqs * -(-pages // per_unit)
+    batch = min(_UNITS, 4 * seqs, most)
+    kept = -(-min(_KEPT, most) // batch) * batch
 
-    # `batch` units a turn, of any sequences. Results of all units are kept, [most, ...]: a static shape, of which the
-    # loop, whose count is dynamic, fills as much as there are units.
-    def compute(i: Int[Array, ""], parts: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        index = i * batch + jnp.arange(batch)
+    # `batch` units a turn, of any sequences, from unit `begin` on. Their results are put into [kept, ...]: a static
+    # shape, of which the loop, whose count is dynamic, fills as much as there are units.
+    def compute(begin: int | Int[Array, ""], i: Int[Array, ""], parts: _Parts) -> _Parts:
+        index = begin + i * batch + jnp.arange(batch)
         seq = jnp.minimum((index[:, None] >= ends).sum(axis=1), seqs - 1)
         chunk = first[seq] + index - starts[seq]
         page = chunk[:, None] * per_unit + jnp.arange(per_unit)
@@ -113,26 +118,36 @@ def _decode(
             lax.dynamic_update_slice(parts[2], values, (i * batch, 0, 0, 0)),
         )
 
+    # `kept` units a turn: turn j of its second loop merges the j-th unit that every sequence has among them; sequences
+    # with fewer units merge nothing.
+    def attend(number: int | Int[Array, ""], carry: tuple[_Parts, _Parts]) -> tuple[_Parts, _Parts]:
+        begin = number * kept
+        stop = jnp.minimum(begin + kept, ends[-1])
+        turns = (stop - begin + batch - 1) // batch
+        tops, sums, values = parts = lax.fori_loop(0, turns, partial(compute, begin), carry[0])
+        own, after = jnp.clip(starts, begin, stop), jnp.clip(ends, begin, stop)
+
+        def join(j: Int[Array, ""], state: _Parts) -> _Parts:
+            at = jnp.minimum(own - begin + j, kept - 1)
+            mine = (j < after - own)[:, None, None]
+            return _merge(
+                state,
+                jnp.where(mine, tops[at], _NEVER),
+                jnp.where(mine, sums[at], 0.0),
+                jnp.where(mine[..., None], values[at], 0.0),
+            )
+
+        return parts, lax.fori_loop(0, (after - own).max(), join, carry[1])
+
     empty = (
-        jnp.zeros((most, kv_heads, q_per_kv), jnp.float32),
-        jnp.zeros((most, kv_heads, q_per_kv), jnp.float32),
-        jnp.zeros((most, kv_heads, q_per_kv, width), jnp.float32),
+        jnp.zeros((kept, kv_heads, q_per_kv), jnp.float32),
+        jnp.zeros((kept, kv_heads, q_per_kv), jnp.float32),
+        jnp.zeros((kept, kv_heads, q_per_kv, width), jnp.float32),
     )
-    tops, sums, values = lax.fori_loop(0, (ends[-1] + batch - 1) // batch, compute, empty)
-
-    # Turn j merges the j-th unit of every sequence at once; sequences with fewer units merge nothing.
-    def join(j: Int[Array, ""], state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        at = jnp.minimum(starts + j, most - 1)
-        mine = (j < counts)[:, None, None]
-        return _merge(
-            state,
-            jnp.where(mine, tops[at], _NEVER),
-            jnp.where(mine, sums[at], 0.0),
-            jnp.where(mine[..., None], values[at], 0.0),
-        )
-
-    blank = _blank(problem.sinks, (seqs, kv_heads, q_per_kv), width)
-    _, total, out = lax.fori_loop(0, counts.max(), join, blank)
+    carry = empty, _blank(problem.sinks, (seqs, kv_heads, q_per_kv), width)
+    turns = (ends[-1] + kept - 1) // kept
+    carry = attend(0, carry) if kept >= most else lax.fori_loop(0, turns, attend, carry)
+    _, total, out = carry[1]
     return out / jnp.where(total > 0, total, 1.0)[..., None]
 
 
@@ -172,7 +187,7 @@ def prefill(
             last_pos = jnp.repeat(last, q_per_kv)
         first = problem.reach.first_key(begin) // span if problem.reach.limited else 0
 
-        def one_span(j: Int[Array, ""], state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def one_span(j: Int[Array, ""], state: _Parts) -> _Parts:
             page = j * per_span + jnp.arange(per_span)
             position = j * span + jnp.arange(span)
             blocks = problem.tables[seq, jnp.minimum(page, pages - 1)]
@@ -244,7 +259,7 @@ def _cap(scores: Array, soft_cap: float | None) -> Array:
     return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
-def _blank(sinks: Array | None, shape: tuple[int, ...], width: int) -> tuple[Array, Array, Array]:
+def _blank(sinks: Array | None, shape: tuple[int, ...], width: int) -> _Parts:
     """Return the softmax state of queries that saw no key yet: the sinks, broadcast to `shape`, have all the weight."""
     values = jnp.zeros((*shape, width))
     if sinks is None:
@@ -252,8 +267,8 @@ def _blank(sinks: Array | None, shape: tuple[int, ...], width: int) -> tuple[Arr
     return jnp.broadcast_to(sinks.astype(jnp.float32), shape), jnp.ones(shape), values
 
 
-def _merge(state: tuple[Array, Array, Array], top: Array, total: Array, values: Array) -> tuple[Array, Array, Array]:
-    """Join two partial softmaxes (maximum, sum, weighted values) of the same queries."""
+def _merge(state: _Parts, top: Array, total: Array, values: Array) -> _Parts:
+    """Join two partial softmaxes of the same queries."""
     new_top = jnp.maximum(state[0], top)
     old_scale, scale = jnp.exp(state[0] - new_top), jnp.exp(top - new_top)
     return (

@@ -20,6 +20,7 @@ L4 = mesh(platform="gpu", device_kind="L4", compute_capability="8.9")
 V5E = mesh(platform="tpu", device_kind="TPU v5 lite")
 TPU7X = mesh(platform="tpu", device_kind="TPU7x")
 T4 = mesh(platform="gpu", device_kind="T4", compute_capability="7.5")
+MI300 = mesh(platform="gpu", device_kind="MI300X", compute_capability="gfx942")
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def test_int8_is_int8(devices):
     assert resolve_kv_dtype("int8", np.float32, devices, 16) == np.int8
 
 
-@pytest.mark.parametrize("devices", [CPU, A100, L4, T4])
+@pytest.mark.parametrize("devices", [CPU, A100, L4, T4, MI300])
 def test_float8_is_held_as_bits(devices):
     assert resolve_kv_dtype("fp8", np.float32, devices, 16) == np.uint8
 

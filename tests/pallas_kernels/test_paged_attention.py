@@ -26,6 +26,7 @@ from pallas_kernels.paged_attention import (
     tpu_plan,
     tpu_ring,
     write_and_attend,
+    xla,
 )
 from pallas_kernels.paged_attention.reference import AttentionCall
 
@@ -435,6 +436,26 @@ def test_equal_block_tables_of_shared_prefixes_are_read_by_both(impl):
     got = np.asarray(compiled(impl, case)(q, one.view, one.layer, tables, starts, kv_lens))
     np.testing.assert_array_equal(got, np.tile(got[:1], (case.seqs, 1, 1, 1)))
     assert_close(got[:1], dense_attention(case, one)[:1], case.dtype)
+
+
+def test_xla_joins_results_of_a_few_units_at_a_time_to_the_bits_of_all_at_once(monkeypatch):
+    case = Case(tokens=5, seqs=4, pages=40, sinks=True)
+    arrays = make_batch(case, [1, 1, 2, 1], [600, 0, 70, 330]).arrays
+    at_once = compiled("xla", case)(*arrays)
+    assert_close(at_once, compiled("reference", case)(*arrays), case.dtype)
+    monkeypatch.setattr(xla, "_KEPT", 1)
+    few = jax.jit(partial(paged_attention, impl="xla", **case.options))(*arrays)
+    np.testing.assert_array_equal(few, at_once)
+
+
+def test_memory_of_decodes_by_xla_does_not_grow_with_block_tables():
+    """Two tables of two million keys: results of all their units would take 32 MiB."""
+    of, pages = jax.ShapeDtypeStruct, 2**17
+    q, view = of((2, 1, 1, 64), jnp.float32), of(view_shape(4, 1, 1, 64, 16), jnp.float32)
+    where = of((2, pages), jnp.int32), of((3,), jnp.int32), of((2,), jnp.int32)
+    attend = jax.jit(partial(paged_attention, scale=1.0, max_query_len=1, impl="xla"))
+    memory = attend.lower(q, view, 0, *where).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 2**20
 
 
 RACE_CASES = {

@@ -198,7 +198,8 @@ def _llama3(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) 
     """Divide slow pairs by `factor`, keep fast ones, and blend those between by turns per old context."""
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    span = high - low or 1e-9  # Llama 4 Scout blends none: both factors are 1
+    keep = np.clip((turns - low) / span, 0.0, 1.0)
     return frequencies * (keep + (1 - keep) / parameters["factor"]), 1.0
 
 

@@ -22,6 +22,7 @@ YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 
 PARAMETERS = [
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 2.5},
+    {"rope_type": "dynamic", "factor": 2.0},
     {"rope_type": "llama3", **LLAMA3},
     {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0},
     YARN,

@@ -28,6 +28,7 @@ _MAY_BE_NULL = frozenset(
         "num_key_value_heads",
         "q_lora_rank",
         "sliding_window",
+        "sliding_window_pattern",
         "topk_group",
         "use_bias",
         "use_bidirectional_attention",
@@ -55,6 +56,9 @@ _TYPES: Mapping[str, type] = {
     "word_embed_proj_dim": int,
 }
 """Types of fields whose default is null."""
+
+_MAY_BE_TEXT = frozenset({"sliding_window_pattern"})
+"""Fields with a default of another type that a file may set to text."""
 
 _OLD_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 """Entries of ``layer_types`` in older files."""
@@ -190,7 +194,7 @@ class ConfigReader:
     def _check(self, fields: Fields) -> None:
         for name in (*self.defaults, "rope_parameters", "rope_scaling"):
             value, default = fields.get(name), self.defaults.get(name)
-            if name.endswith("_token_id"):
+            if name.endswith("_token_id") or (name in _MAY_BE_TEXT and isinstance(value, str)):
                 continue
             if value is None:
                 if default is not None and name not in _MAY_BE_NULL:

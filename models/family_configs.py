@@ -61,8 +61,9 @@ def _cohere2(fields: Fields) -> None:
 
 
 def _exaone4(fields: Fields) -> None:
-    """Set which layers are local: none without a window, else by a pattern such as ``LLLG``, or all but every n-th."""
-    pattern = fields["sliding_window_pattern"]
+    """Set which layers are local: none without a window or a pattern, else by one such as ``LLLG``, or all but every
+    n-th."""
+    pattern = fields["sliding_window_pattern"] or "G"
     if fields["sliding_window"] is None:
         fields["sliding_window_pattern"], pattern = 0, "G"
     if not isinstance(pattern, str):

@@ -2,8 +2,8 @@
 
 The scalings give the numbers Hugging Face's ``modeling_rope_utils`` gives, which the checkpoints were trained
 with: ``linear`` (position interpolation, Chen et al., 2023), ``llama3`` (Llama 3.1), ``yarn`` (Peng et
-al., 2023), ``longrope`` (Ding et al., 2024), ``dynamic`` with a fixed ``alpha`` (Hunyuan) and ``proportional``
-(Gemma 4).
+al., 2023), ``longrope`` (Ding et al., 2024), ``dynamic`` with a fixed ``alpha`` (Hunyuan) or within the model's limit,
+and ``proportional`` (Gemma 4).
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ def _llama3(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) 
     """Divide slow pairs by `factor`, keep fast ones, and blend those between by turns per old context."""
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    span = high - low or 1e-9  # Llama 4 Scout blends none: both factors are 1
+    keep = np.clip((turns - low) / span, 0.0, 1.0)
     return frequencies * (keep + (1 - keep) / parameters["factor"]), 1.0
 
 
@@ -274,10 +275,11 @@ def _longrope(
 
 
 def _dynamic(frequencies: np.ndarray, parameters: Mapping[str, Any], limit: int) -> tuple[np.ndarray, float]:
-    """Stretch the base once, by ``alpha``; without it the base would depend on a sequence's length."""
+    """Stretch the base once, by ``alpha``. Without it the base grows with sequences beyond the model's limit, which
+    none passes here: InternVL 3 has this."""
     alpha = parameters.get("alpha")
     if not alpha:
-        raise ValueError("rope_type='dynamic' is supported with alpha only: else keys depend on a sequence's length")
+        return frequencies, 1.0
     width = 2 * len(frequencies)
     return frequencies * alpha ** (-np.arange(0, width, 2) / (width - 2)), 1.0
 

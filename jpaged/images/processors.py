@@ -163,7 +163,8 @@ class TransformersImageProcessor(ImageProcessor):
         self.image_size: int = config.vision_config.image_size
         self._processor = processor
         self._check_size(processor)
-        if not (processor.do_convert_rgb and processor.do_resize):
+        # Published files of Gemma 3 have null: pictures are RGB before a processor sees them.
+        if processor.do_convert_rgb is False or not processor.do_resize:
             raise ValueError("an image processor with do_convert_rgb=False or do_resize=False is not supported")
 
     @classmethod

@@ -22,6 +22,7 @@ LLAMA3 = {
     [
         (LlamaConfig(max_position_embeddings=4096), 4096),
         (LlamaConfig(max_position_embeddings=4096, rope_parameters=LINEAR), 10240),
+        (LlamaConfig(max_position_embeddings=4096, rope_parameters=LINEAR | {"rope_type": "dynamic"}), 4096),
         (LlamaConfig(max_position_embeddings=131072, rope_parameters=LLAMA3), 131072),
         # What Qwen's pages tell readers to add to the configs of Qwen2.5 and Qwen3.
         (Qwen2Config(max_position_embeddings=32768, rope_parameters=dict(YARN)), 131072),

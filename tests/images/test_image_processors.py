@@ -1,5 +1,6 @@
 """Arrays, token counts and expanded prompts are those of transformers' processors."""
 
+import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -277,6 +278,20 @@ def test_pan_and_scan_is_refused(tmp_path):
     Gemma3ImageProcessorPil(size=SIZE, do_pan_and_scan=True).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="do_pan_and_scan=True is not supported"):
         open_image_processor(tmp_path, config_of("gemma3"), TOKENIZER, NAMED["gemma3"])
+
+
+def test_nulls_of_published_files_leave_pictures_in_colour(tmp_path):
+    """Gemma 3's file has them."""
+    PROCESSORS["gemma3"].save_pretrained(tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    nulls = dict.fromkeys(("do_convert_rgb", "do_pan_and_scan", "pan_and_scan_max_num_crops"))
+    file.write_text(json.dumps({**json.loads(file.read_text()), **nulls}))
+    picture = read_images(images()[:1], ImageSources())[0]
+    made = [
+        open_image_processor(tmp_path, config_of("gemma3"), TOKENIZER, NAMED["gemma3"]).prepare(picture, alone=True),
+        opened("gemma3", tmp_path / "full").prepare(picture, alone=True),
+    ]
+    assert all((made[0].arrays[name] == array).all() for name, array in made[1].arrays.items())
 
 
 def test_images_are_prepared_without_torch_and_jax(tmp_path):

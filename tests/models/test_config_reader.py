@@ -106,6 +106,14 @@ SHORT = {"num_hidden_layers": 7}
         {"model_type": "smollm3", "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 9},
         {"model_type": "cohere2", "sliding_window_pattern": 3},
         {"model_type": "exaone4", "sliding_window_pattern": 2, **SHORT},
+        {"model_type": "exaone4", "sliding_window_pattern": "LLLG", "layer_types": ["full_attention"] * 7, **SHORT},
+        {
+            "model_type": "exaone4",
+            "sliding_window_pattern": None,
+            "sliding_window": None,
+            "layer_types": ["full_attention"],
+        }
+        | {"num_hidden_layers": 1},
         {"model_type": "gpt_oss", "num_experts": 9, **SHORT},
         {"model_type": "llama4_text", "no_rope_layers": [], "interleave_moe_layer_step": 2, **SHORT},
         {"model_type": "llama4_text", "attention_chunk_size": None, **SHORT},
@@ -128,6 +136,13 @@ def test_older_names_and_nulls_are_read_as_by_transformers(fields):
     assert json.dumps(fields) == given
     own = {name: value for name, value in json.loads(given).items() if name != "model_type"}
     assert not differences(found, CONFIG_MAPPING[fields["model_type"]](**own))
+
+
+def test_a_pattern_in_letters_says_which_layers_are_local():
+    """transformers reads it only next to the list of layers that published files have."""
+    made = [READERS["exaone4"]({"sliding_window_pattern": pattern, **SHORT}).layer_types for pattern in ("LLLG", 4)]
+    assert made[0] == made[1]
+    assert set(READERS["exaone4"]({"sliding_window_pattern": None}).layer_types) == {"full_attention"}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,9 @@ YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 
 PARAMETERS = [
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 2.5},
+    {"rope_type": "dynamic", "factor": 2.0},
     {"rope_type": "llama3", **LLAMA3},
+    {"rope_type": "llama3", **LLAMA3, "high_freq_factor": 1.0},
     YARN,
     YARN | {"truncate": False, "beta_fast": 16, "beta_slow": 2},
     YARN | {"attention_factor": 1.25},
@@ -47,7 +49,8 @@ def test_rotation_equals_transformers(parameters, head_dim):
     heads_first = torch.tensor(x).transpose(0, 1)[None]
     want = apply_rotary_pos_emb(heads_first, heads_first, cos, sin)[0][0].transpose(0, 1).numpy()
 
-    rotary = rotary_from_config(config, head_dim)
+    with np.errstate(all="raise"):
+        rotary = rotary_from_config(config, head_dim)
     got = rotate(jnp.asarray(x), rotary.tables(jnp.asarray(positions)))
     np.testing.assert_allclose(got, want, atol=2e-4, rtol=0)
 

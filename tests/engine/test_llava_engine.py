@@ -33,6 +33,7 @@ SETTINGS = {
 NUM_TOKENS = 48
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 WIDE, TALL, LARGE = picture(0, (20, 70)), picture(1, (90, 20)), picture(2, (120, 110))
+DOT, LINE = picture(3, (1, 1)), picture(4, (1, 40))
 PARTS = [
     (3, WIDE, 5),
     (TALL,),
@@ -40,13 +41,13 @@ PARTS = [
     (30, LARGE, 9),
     (WIDE, TALL, 4),
     (3, WIDE, 7),
-    (2, LARGE),
+    (2, LINE),
     (20, WIDE, 30),
     (31,),
     (2, TALL, 33),
-    (16, LARGE, 1),
+    (16, DOT, 1),
     (1,),
-    (7, TALL, WIDE, 7),
+    (7, TALL, DOT, WIDE, LINE, LARGE, 7),
     (57,),
     (24, WIDE, 24),
     (5, LARGE, 6),
@@ -81,13 +82,13 @@ def seen(parts):
 @pytest.fixture(scope="module")
 def expected(engine, checkpoint):
     requests = [engine.input_processor.process(prompt, GREEDY) for prompt in PROMPTS]
-    assert len({image.length for request in requests for image in request.asks.get("images", ())}) == 4
+    assert len({image.length for request in requests for image in request.asks.get("images", ())}) == 6
     return torch_vision_greedy(checkpoint[1], requests, NUM_TOKENS, [seen(parts) for parts in PARTS])
 
 
 def test_greedy_tokens_are_those_of_transformers_in_chunks_that_cut_images(engine, expected):
     assert_same_tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
-    assert engine.stats().num_encoded_images == 5, "wide and tall are other images beside each other than alone"
+    assert engine.stats().num_encoded_images == 10, "wide and tall are other images beside each other than alone"
     hits = engine.stats().prefix_hits
     assert_same_tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
     assert engine.stats().prefix_hits > hits

@@ -39,6 +39,7 @@ SETTINGS = {
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
 FEW = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
 SMALL, WIDE, TALL = picture(0), picture(1, (20, 90)), picture(2, (90, 30))
+DOT, LINE = picture(3, (1, 1)), picture(4, (1, 40))
 TILE = 17
 PARTS = [
     (3, SMALL, 5),
@@ -52,7 +53,7 @@ PARTS = [
     (16, SMALL, 1),
     (7, WIDE, WIDE, SMALL, 7),
     (1,),
-    (13, TALL),
+    (2, DOT, 1, LINE, 1, WIDE, 1, SMALL, TALL, 3),
     (3, SMALL, 9),
     (57,),
     (24, SMALL, 24),
@@ -65,7 +66,7 @@ def prompt(parts, seed=0):
 
 
 PROMPTS = [prompt(parts, seed) for seed, parts in enumerate(PARTS)]
-RUNS = [(SMALL,), (WIDE,), (TALL,), (SMALL, WIDE), (WIDE, WIDE, SMALL)]
+RUNS = [(SMALL,), (WIDE,), (TALL,), (SMALL, WIDE), (WIDE, WIDE, SMALL), (DOT,), (LINE,), (SMALL, TALL)]
 """What is encoded for the prompts: images that follow one another without text are one."""
 
 

@@ -31,6 +31,7 @@ SETTINGS = {
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
 A, B, C = picture(0), picture(1), picture(2)
+DOT, LINE = picture(3, (1, 1)), picture(4, (1, 40))
 PARTS = [
     (3, A, 5),
     (A,),
@@ -41,7 +42,7 @@ PARTS = [
     (31,),
     (2, C, 33, A, 4),
     (16, A, 1),
-    (7, B, B, 7),
+    (1, B, B, DOT, 1, A, LINE, 1),
     (1,),
     (13, C),
     (3, A, 9),

@@ -174,7 +174,7 @@ BY_THEIR_TEXT: dict[str, tuple[type, PretrainedConfig]] = {
         ),
     ),
 }
-"""Model class and config of each; jpaged has no family for their pictures."""
+"""Model class and config of each."""
 
 
 def saved(family: type, config: PretrainedConfig, folder: Path) -> np.ndarray:

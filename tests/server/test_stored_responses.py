@@ -4,6 +4,7 @@ import json
 
 import pytest
 from live_server import until
+from openai import OpenAI
 
 from jpaged.server.access import Key
 from jpaged.server.openai.responses import store
@@ -44,6 +45,19 @@ def test_a_response_is_read_again_until_it_is_deleted(server):
     gone = server.http.delete(f"{PATH}/{response['id']}").json()
     assert gone == {"id": response["id"], "object": "response", "deleted": True}
     assert get(server, response).status_code == 404
+
+
+def test_input_items_are_listed_by_pages_the_last_first_as_openais_client_asks(server):
+    said = [{"role": "user", "content": text, "id": "a" if text < "c" else None} for text in "abc"]  # one id twice
+    response = ask(server, input=said)
+    items = OpenAI(base_url=f"{server.url}/v1", api_key="none").responses.input_items
+    for order, want in (({}, "cba"), ({"order": "desc"}, "cba"), ({"order": "asc"}, "abc")):
+        for limit in (1, 2, 100):  # the client asks for one page after the other
+            found = list(items.list(response["id"], limit=limit, **order))
+            assert "".join(item.content[0].text for item in found) == want
+    for query in ({"order": "up"}, {"limit": 0}, {"limit": 101}, {"after": "none"}, {"include": "a"}):
+        refused = server.http.get(f"{PATH}/{response['id']}/input_items", params=query)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] in query
 
 
 def test_what_is_not_stored_or_not_asked_for_is_not_there(server):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from jpaged.server.errors import ApiError
+from jpaged.server.errors import ApiError, shortened
 from jpaged.server.openai.bodies.responses import ResponsesRequest
 from jpaged.server.openai.responses.job import Job
 from jpaged.server.openai.responses.store import ResponseStore
@@ -94,14 +94,31 @@ async def cancel(response_id: str, request: Request) -> Response:
 
 
 @router.get("/v1/responses/{response_id}/input_items", responses=errors(404, 503))
-async def input_items(response_id: str, request: Request) -> dict[str, Any]:
-    """List the input items of a response, in order."""
-    for name in request.query_params:
-        raise ApiError(f"{name} is not supported: all items are listed", param=name, code="unsupported_parameter")
+async def input_items(
+    response_id: str,
+    request: Request,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> dict[str, Any]:
+    """List input items of a response, the last one first unless the order is "asc", those after an item's id."""
+    for name in request.query_params.keys() - {"order", "after", "limit"}:
+        raise ApiError(f"{name} is not supported", param=name, code="unsupported_parameter")
     job = _store(request).find(serving_of(request).begin(request), response_id)
-    data = [{"id": f"item_{i}"} | _item(item) for i, item in enumerate(job.input)]
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-    return {"object": "list", "data": data, "has_more": False, **ends}
+    by_id: dict[str, dict[str, Any]] = {}
+    for i, item in enumerate(job.input):  # a client may have given an id twice, or none
+        own = item.get("id")
+        name = f"{response_id}_item_{i}" if own is None or own in by_id else own
+        by_id[name] = _item(item) | {"id": name}
+    ids = list(by_id) if order == "asc" else list(by_id)[::-1]
+    if after is not None and after not in ids:
+        message = f"after={shortened(after)!r} is no id of the response's {len(ids)} input items"
+        raise ApiError(message, param="after", code="invalid_value")
+    start = 0 if after is None else ids.index(after) + 1
+    shown = ids[start : start + limit]
+    ends = {"first_id": shown[0] if shown else None, "last_id": shown[-1] if shown else None}
+    more = start + limit < len(ids)
+    return {"object": "list", "data": [by_id[name] for name in shown], "has_more": more, **ends}
 
 
 def _item(given: dict[str, Any]) -> dict[str, Any]:

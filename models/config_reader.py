@@ -72,6 +72,9 @@ _NEEDS = {
 }
 """The parameters of each scaling that have no default."""
 
+_BESIDES_SCALING = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+"""Entries of ``rope_parameters`` that a ``rope_scaling`` next to it does not replace."""
+
 _FROM_PRETRAINING = ("llama3", "yarn", "longrope")
 """Scalings that start from the context of pretraining, by default the model's limit."""
 
@@ -116,6 +119,8 @@ class Rope:
             each = [(whole, theta), (local, local_theta)]
         else:
             rope = older or given or dict(self.scaling or {})
+            if older and given:  # a scaling that was added to a file of today's form, which has these there
+                rope = {name: given[name] for name in _BESIDES_SCALING if name in given} | older
             types = set(fields.get("layer_types") or ()) & rope.keys()
             each = [(rope[kind], theta) for kind in types if rope[kind] is not None] if types else [(rope, theta)]
         for parameters, own_theta in each:

@@ -10,9 +10,9 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any, NamedTuple
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +36,6 @@ from jpaged.images import (
     fill_text,
     find_spans,
     forget_url,
-    is_frames,
     is_given,
     open_image_processor,
     open_video_processor,
@@ -47,8 +46,9 @@ from jpaged.images import (
     settings_of_videos,
     takes_videos,
 )
-from jpaged.processor_settings import read_settings, split_settings
+from jpaged.processor_settings import split_settings
 from jpaged.scheduling.inputs import PromptItem, joined
+from jpaged.text.read_media import Counted, Media, Place, ReadData, ReadMedia
 
 _MOST_OPENED = 8
 """Processors with settings of requests that are remembered."""
@@ -56,96 +56,6 @@ _MOST_PREPARED = 8
 _MOST_BYTES = 256 << 20
 """Prepared images that are remembered, as the same image tends to come in several prompts, and bytes of their arrays.
 The newest one is remembered whatever its size."""
-
-
-@dataclass(frozen=True)
-class Media:
-    """What a prompt has besides text.
-
-    Attributes:
-        images: the images; or mappings with features of images.
-        videos: the videos; see `read_clips`.
-        settings: the prompt's settings of the processor, in place of the engine's; see `read_settings`.
-    """
-
-    images: Sequence[Any] = ()
-    videos: Sequence[Any] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.images or self.videos)
-
-    @classmethod
-    def of(cls, data: Any, settings: Any = None) -> Media:
-        """Read a prompt's ``multi_modal_data`` and ``mm_processor_kwargs``.
-
-        Raises:
-            ValueError: one is no mapping, or has something else than is known.
-        """
-        if not isinstance(data, Mapping | None):
-            raise ValueError(f"multi_modal_data={data!r} must be a mapping such as {{'image': ...}}")
-        given = {name: value for name, value in (data or {}).items() if value is not None and not _is_empty(value)}
-        if unknown := [name for name in given if name not in ("image", "video")]:
-            raise ValueError(
-                f"multi_modal_data has {unknown[0]!r}: of what is no text only 'image' and 'video' are taken"
-            )
-        video = given.get("video")
-        videos = [video] if is_frames(video) else _listed(video)
-        return cls(_listed(given.get("image")), videos, read_settings(settings))
-
-
-def _listed(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    return list(given) if isinstance(given, Sequence) and not isinstance(given, str | bytes) else [given]
-
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, Sequence | Mapping) and not value
-
-
-Place = Callable[[Sequence[Span], str | None], tuple[PromptItem, ...]]
-"""Makes a prompt's items of one modality of the spans that they take and the prompt's salt."""
-
-
-class _Counted(NamedTuple):
-    """What a prompt has of one modality.
-
-    Attributes:
-        placeholder: what stands for each.
-        expansions: what takes the place of each one's placeholder.
-        items: the tokens of each item, in order: a video has an item for each group of frames.
-        each: how many of the items each expansion has.
-        place: makes the items.
-    """
-
-    placeholder: Placeholder
-    expansions: list[Expansion]
-    items: Sequence[Item]
-    each: list[int]
-    place: Place
-
-
-class ReadMedia:
-    """Holds what a conversation has besides text, read when its tokens are first needed, for all its beginnings.
-
-    Args:
-        read: reads it.
-    """
-
-    def __init__(self, read: Callable[[], list[_Counted]]) -> None:
-        self._read = read
-
-    @cached_property
-    def kinds(self) -> list[_Counted]:
-        return self._read()
-
-    def beginning(self, text: str) -> str:
-        """Return a beginning of the conversation's text in which each image and video has the text of its tokens."""
-        for kind in self.kinds:
-            there = text.count(kind.placeholder.text)
-            text = fill_text(text, kind.placeholder, kind.expansions[:there])
-        return text
 
 
 class ImageInputs:
@@ -273,27 +183,41 @@ class ImageInputs:
         Raises:
             ValueError: see `_read`; or the text has more or fewer placeholders than there are images.
         """
-        kinds = (known or self.reading(media)).kinds
+        read = known or self.reading(media)
+        kinds = read.kinds
+        if prepare:
+            read.forget()
         order = _order([_places(text, kind.placeholder.text) for kind in kinds])
         for kind in kinds:
             text = fill_text(text, kind.placeholder, kind.expansions)
         ids = encode(text)
         return ids, _placed_in(ids, kinds, order, salt, prepare=prepare)
 
-    def reading(self, media: Media) -> ReadMedia:
+    def reading(self, media: Media, data: Any = None) -> ReadMedia:
         """Return what a prompt has besides text, to be read once for all its beginnings; `kinds` raises what `of_text`
-        does."""
-        return ReadMedia(partial(self._counted, media))
+        does.
+
+        Args:
+            data: the prompt's ``multi_modal_data``, which may carry what was read of it.
+        """
+        if isinstance(data, ReadData) and data.read.owner is self and data.read.media.is_same(media):
+            return data.read
+        return ReadMedia(media, self._counted, self)
 
     def of_ids(
-        self, ids: Sequence[int], media: Media, salt: str | None = None
+        self, ids: Sequence[int], media: Media, salt: str | None = None, *, known: ReadMedia | None = None
     ) -> tuple[list[int], tuple[PromptItem, ...]]:
         """Return the same for a prompt of ids, whose images have their tokens already or a placeholder each.
+
+        Args:
+            known: see `of_text`; forgotten, as the items have the pixels.
 
         Raises:
             ValueError: as `of_text`.
         """
-        kinds, ids = self._counted(media), list(ids)
+        read, ids = known or self.reading(media), list(ids)
+        kinds = read.kinds
+        read.forget()
         for item in (*media.images, *media.videos):
             forget_url(item)
         order = _order([[at for at, each in enumerate(ids) if each == kind.placeholder.token] for kind in kinds])
@@ -308,7 +232,7 @@ class ImageInputs:
                 ids = fill_ids(ids, placeholder, expansions)
         return ids, _placed_in(ids, kinds, order, salt)
 
-    def _counted(self, media: Media) -> list[_Counted]:
+    def _counted(self, media: Media) -> list[Counted]:
         """Return what a prompt has of each modality.
 
         Raises:
@@ -329,7 +253,7 @@ class ImageInputs:
                 )
         return found
 
-    def _counted_videos(self, media: Media) -> _Counted:
+    def _counted_videos(self, media: Media) -> Counted:
         if (refusal := self.refusal_of("video")) is not None:
             raise ValueError(f"a prompt has {len(media.videos)} video{'s'[: len(media.videos) > 1]}: {refusal}")
         self._check_number("video", len(media.videos))
@@ -354,7 +278,8 @@ class ImageInputs:
                 placed.append(_item(start, length, digest, made, self._whole, "video"))
             return tuple(placed)
 
-        return _Counted(processor.placeholder, expansions, [group.tokens for _, group in groups], each, place)
+        num_bytes = sum(clip.frames.nbytes for clip in clips)
+        return Counted(processor.placeholder, expansions, [group.tokens for _, group in groups], each, place, num_bytes)
 
     def _video_processor(self) -> VideoProcessor:
         self._check_taken()
@@ -369,7 +294,7 @@ class ImageInputs:
                 self._videos = made
             return self._videos
 
-    def _counted_images(self, media: Media) -> _Counted:
+    def _counted_images(self, media: Media) -> Counted:
         images = media.images
         if any(map(is_given, images)):
             layout = self._given
@@ -391,7 +316,8 @@ class ImageInputs:
                 ends = self._processor()
                 rows = [ends.of_rows(*layout.merged(each.grid)) for each in given if each.grid is not None]
                 expansions, takes = [each[0] for each in rows], [each[1] for each in rows]
-            return _counted(placeholder, expansions, partial(_placed_given, layout, given, takes, self._whole))
+            place = partial(_placed_given, layout, given, takes, self._whole)
+            return _counted(placeholder, expansions, place, sum(each.features.nbytes for each in given))
         self._check_number("image", len(images))
         processor = self._processor(media.settings)
         pictures, expansions = self._read(processor, images)
@@ -401,8 +327,9 @@ class ImageInputs:
         for picture, expanded, number in zip(pictures, expansions, parts, strict=True):
             tokens = processor.tokens(picture.size, alone=alone) // number
             items += [own_tokens(processor.placeholder, expanded)] if number == 1 else [tokens] * number
+        num_bytes = sum(picture.pixels.nbytes for picture in pictures)
         place = partial(self._placed, processor, pictures)
-        return _Counted(processor.placeholder, expansions, items, parts, place)
+        return Counted(processor.placeholder, expansions, items, parts, place, num_bytes)
 
     def _check_number(self, modality: str, number: int) -> None:
         most = self._limits.get(modality)
@@ -521,9 +448,9 @@ def _num_bytes(parts: Sequence[PreparedImage]) -> int:
     return sum(part.num_bytes for part in parts)
 
 
-def _counted(placeholder: Placeholder, expansions: list[Expansion], place: Place) -> _Counted:
+def _counted(placeholder: Placeholder, expansions: list[Expansion], place: Place, num_bytes: int) -> Counted:
     items = [own_tokens(placeholder, each) for each in expansions]
-    return _Counted(placeholder, expansions, items, [1] * len(items), place)
+    return Counted(placeholder, expansions, items, [1] * len(items), place, num_bytes)
 
 
 def _item(
@@ -566,7 +493,7 @@ def _order(places: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _placed_in(
-    ids: Sequence[int], kinds: Sequence[_Counted], order: Sequence[int], salt: str | None, *, prepare: bool = True
+    ids: Sequence[int], kinds: Sequence[Counted], order: Sequence[int], salt: str | None, *, prepare: bool = True
 ) -> tuple[PromptItem, ...]:
     """Return the items of a prompt in which each has its tokens, in the order of these.
 
@@ -580,7 +507,7 @@ def _placed_in(
     return tuple(sorted(found, key=lambda item: item.start))
 
 
-def _spans_in(ids: Sequence[int], kinds: Sequence[_Counted], order: Sequence[int]) -> list[list[Span]]:
+def _spans_in(ids: Sequence[int], kinds: Sequence[Counted], order: Sequence[int]) -> list[list[Span]]:
     """Return the spans of each kind's items."""
     if len({kind.placeholder.image_token for kind in kinds}) == len(kinds):
         return [find_spans(ids, kind.placeholder, kind.items) for kind in kinds]

@@ -11,10 +11,11 @@ from jpaged.cache_retention import CacheRetention, after_cut, read_retention
 from jpaged.images import kept_url
 from jpaged.scheduling.inputs import PromptItem
 from jpaged.text.chat_template import ChatOptions, Messages, media_in, templated
-from jpaged.text.images import ImageInputs, Media, ReadMedia
+from jpaged.text.images import ImageInputs
 from jpaged.text.long_text import TokenBound, beginning, encode_bounded
 from jpaged.text.marked_prefixes import MarkedPrefix, breakpoints_at, tokens_before
 from jpaged.text.message_ends import message_ends
+from jpaged.text.read_media import Media, ReadData, ReadMedia
 from jpaged.text.tokenizer_errors import errors_of
 from jpaged.validation import boolean, check_unicode, integer, whole
 from jpaged.vllm_refusals import check_prompt_keys
@@ -144,6 +145,8 @@ def parse_prompt(
         text = prompt
     elif isinstance(prompt, Mapping):
         media = Media.of(*map(prompt.get, _MEDIA))
+        if media:
+            known = known or images.reading(media, prompt.get("multi_modal_data"))
         check_prompt_keys({key: prompt[key] for key in prompt if key not in _MEDIA}, _KEYS)
         text, ids, salt = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("cache_salt")
         if text is None and ids is None:
@@ -181,7 +184,7 @@ def parse_prompt(
     if any(isinstance(token, bool) for token in ids):
         raise ValueError(f"prompt_token_ids={ids!r} must be integers")
     if media and not placed and prepare:
-        plain, placed = images.of_ids(plain, media, salt)
+        plain, placed = images.of_ids(plain, media, salt, known=known)
     if salt is not None:
         placed = tuple(image.salted(salt) for image in placed)
     if placed and tokenization.max_length is not None and len(plain) > tokenization.max_length:
@@ -278,7 +281,10 @@ def chat_prompt(
         prompt["prefix_ends"] = list(parsed.prefix_ends)
     if marks and (kept := _breakpoints(conversation, marks, tokenizer, images, media, parsed)):
         prompt["cache_breakpoints"] = kept
-    return {**prompt, **_besides_text(conversation, given)} if given else prompt
+    if media is None:
+        return prompt
+    media.keep()
+    return {**prompt, **_besides_text(conversation, ReadData(given, media))}
 
 
 def _breakpoints(
@@ -307,7 +313,7 @@ def _breakpoints(
 
 def _besides_text(conversation: Conversation, given: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Return what a prompt of a conversation has besides text and tokens."""
-    found: dict[str, Any] = {"multi_modal_data": dict(given)}
+    found: dict[str, Any] = {"multi_modal_data": given}
     if conversation.mm_processor_kwargs:
         found["mm_processor_kwargs"] = conversation.mm_processor_kwargs
     return found

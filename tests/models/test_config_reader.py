@@ -138,6 +138,13 @@ def test_older_names_and_nulls_are_read_as_by_transformers(fields):
     assert not differences(found, CONFIG_MAPPING[fields["model_type"]](**own))
 
 
+def test_a_scaling_that_is_added_to_a_file_keeps_the_files_base():
+    """transformers falls back to the family's default there."""
+    fields = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_scaling": dict(YARN)}
+    made = READERS["qwen3"]({"model_type": "qwen3", **fields}).rope_parameters
+    assert (made["rope_theta"], made["rope_type"], made["factor"]) == (1e6, "yarn", 4.0)
+
+
 def test_a_pattern_in_letters_says_which_layers_are_local():
     """transformers reads it only next to the list of layers that published files have."""
     made = [READERS["exaone4"]({"sliding_window_pattern": pattern, **SHORT}).layer_types for pattern in ("LLLG", 4)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import json
+import pickle
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,10 +23,11 @@ import jpaged.text.images as images_module
 from jpaged import ImageSources, SamplingParams
 from jpaged.images import GivenLayout, open_video_processor
 from jpaged.text.chat_template import ChatOptions
-from jpaged.text.images import ImageInputs, Media
+from jpaged.text.images import ImageInputs
 from jpaged.text.input_processor import InputProcessor
 from jpaged.text.marked_prefixes import MarkedPrefix
 from jpaged.text.prompt import Conversation, chat_prompt
+from jpaged.text.read_media import Media
 
 LIMITS = {"vocab_size": 211, "max_model_len": 128, "max_num_seqs": 4}
 OURS = [IMAGE] * IMAGE_TOKENS
@@ -139,6 +142,36 @@ def test_a_chats_prompt_is_made_without_preparing_its_images(folder):
     made = chat_prompt(Conversation(messages), TOKENIZER, inputs.images)
     assert made["prompt_token_ids"].count(IMAGE) == IMAGE_TOKENS and not inputs.images._prepared
     assert process(inputs, made | {"cache_salt": "mine"}).asks.get("images", ()) and len(inputs.images._prepared) == 1
+
+
+def test_a_picture_of_a_chat_is_decoded_once_for_its_tokens_and_its_pixels(folder, inputs, monkeypatch):
+    reads = []
+    read = images_module.read_images
+    monkeypatch.setattr(images_module, "read_images", lambda *args: reads.append(len(args[0])) or read(*args))
+    messages = [{"role": "user", "content": [{"type": "image", "image": picture(5)}, {"type": "text", "text": "c"}]}]
+
+    def made():
+        reads.clear()
+        return chat_prompt(Conversation(messages), TOKENIZER, inputs.images)
+
+    def name_of(prompt, inputs=inputs):
+        return process(inputs, prompt).asks["images"][0].digest
+
+    prompt = made()
+    first = name_of({**prompt, "cache_salt": None})
+    assert reads == [1]
+    assert name_of(prompt) == first and reads == [1, 1], "nothing is kept once the pixels are read"
+    changed, prompt = name_of(with_image(picture(6))), made()
+    prompt["multi_modal_data"]["image"] = [picture(6)]
+    assert name_of(prompt) == changed and reads == [1, 1]
+    assert name_of(made(), inputs_of(folder)) == first and reads == [1, 1], "another model reads it itself"
+    prompt = made()
+    moved = pickle.loads(pickle.dumps(prompt))
+    assert type(moved["multi_modal_data"]) is dict and moved.keys() == copy.deepcopy(prompt).keys()
+    assert name_of(moved) == first and reads == [1, 1]
+    del prompt
+    monkeypatch.setattr("jpaged.text.read_media.MOST_KEPT_BYTES", 3 * 3 * 2)
+    assert name_of(made()) == first and reads == [1, 1], "more is kept than the bound allows"
 
 
 def data_url(image, kind="PNG"):

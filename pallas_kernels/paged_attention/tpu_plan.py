@@ -95,6 +95,9 @@ _FEW_HEADS_ROWS = 256
 _KINDS = {"v5 lite": "v5e", "v5e": "v5e", "v5p": "v5p", "v5": "v5p", "v6 lite": "v6e", "v6e": "v6e", "7x": "tpu7x"}
 """Maps a part of a device's name to its chip; a longer part precedes any part that it contains."""
 
+_TOO_SMALL = ("tpu v2", "tpu v3", "tpu v4")
+"""How names of devices begin whose VMEM, 16 MiB, holds neither the rings of attention nor those of `kv_write`."""
+
 
 SIZES = Path(__file__).with_name("tpu_sizes.json")
 """Sizes that were simulated to take less time than the rules': by chip, `key_of` a shape and field of `Tuning`; and the
@@ -120,6 +123,9 @@ def tuning_of(device_kind: str, kv_heads: int, head_dim: int, q_per_kv: int | No
         kv_heads: KV heads of one device.
         head_dim: width of a head.
         q_per_kv: query heads of a KV head, for sizes that were simulated; None = the rules'.
+
+    Raises:
+        ValueError: the device has less VMEM than the kernels need.
     """
     chip = _chip_or_least(device_kind)
     rules = rules_of(chip, kv_heads, head_dim)
@@ -143,6 +149,10 @@ def chip_of(device_kind: str) -> str:
 
 @cache
 def _chip_or_least(device_kind: str) -> str:
+    if device_kind.lower().startswith(_TOO_SMALL):
+        raise ValueError(
+            f"device_kind={device_kind!r} has 16 MiB of VMEM, less than the kernels need: they run from v5e on"
+        )
     try:
         return chip_of(device_kind)
     except ValueError as error:
@@ -226,7 +236,8 @@ def make_plan(
 
     Raises:
         ValueError: when the view's block size is not a multiple of its dtype's sublane tile, an int8 view is not as
-            TPUs hold it, or not even the block tables in use at once fit in scalar memory.
+            TPUs hold it, the devices have too little VMEM, or not even the block tables in use at once fit in scalar
+            memory.
     """
     check_tpu_view(view)
     blocks, layers, kv_heads, tiles_of_head = view.shape[:4]

@@ -1,14 +1,16 @@
 """Implements paged_attention for any XLA backend: split-KV decode units and query tiles, dynamic trip counts.
 
-It runs on CPUs where the Numba version does not, and on older GPUs. The work follows the batch's tokens, not the
-padded shapes: loops go over as many units as the batch needs, and a unit's gathered KV stays in the cache between its
-two matrix products.
+It runs on CPUs where the Numba version does not, and on GPUs where Triton's does not. The work follows the batch's
+tokens, not the padded shapes: loops go over as many units as the batch needs.
 
-- Decodes: each sequence's context is cut into units of `_UNIT` tokens (flash-decoding); `_UNITS` units of any
-  sequences are computed at once, and a pass over up to `_KEPT` of them joins a sequence's units by their softmax
-  statistics. So the memory of their results does not grow with the block tables.
-- Prefill chunks: `_TILE` queries of a sequence at a time against `_SPAN` tokens of its context, with the online
-  softmax of FlashAttention-2 (arXiv 2307.08691, algorithm 1).
+- Decodes: each sequence's context is cut into units of tokens (flash-decoding); some units of any sequences are
+  computed at once, and a pass over up to `_KEPT` of them joins a sequence's units by their softmax statistics. So the
+  memory of their results does not grow with the block tables.
+- Prefill chunks: some queries of a sequence at a time against some tokens of its context, with the online softmax of
+  FlashAttention-2 (arXiv 2307.08691, algorithm 1).
+
+How many, `Sizes` says: a unit's gathered KV should stay in a CPU's cache between its two products, while an
+accelerator waits for its host at each turn of a loop.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
@@ -24,11 +27,37 @@ from pallas_kernels.kv_codes import decode, tokens_of
 from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reference import AttentionCall, Reach
 
-_UNIT, _UNITS, _KEPT = 64, 32, 1024
-_TILE, _SPAN = 64, 128
+_KEPT = 1024
 _NEVER = -1e30  # a finite stand-in for -inf: differences of two of them stay numbers
 _Parts: TypeAlias = tuple[Array, Array, Array]
 """Softmaxes of queries over a part of their keys: the maximum, the sum and the weighted values of each."""
+
+
+class Sizes(NamedTuple):
+    """Says how much a turn of a loop takes.
+
+    Attributes:
+        unit: tokens of a decode's unit.
+        units: most units that are computed at once.
+        gathered: most numbers of K of these.
+        tile: queries of a prompt that are computed at once.
+        span: tokens that they are multiplied with.
+    """
+
+    unit: int
+    units: int
+    gathered: int
+    tile: int
+    span: int
+
+
+_OF_CPU, _OF_ACCELERATOR = Sizes(64, 32, 2**24, 64, 128), Sizes(256, 256, 2**24, 128, 1024)
+
+
+def _sizes() -> Sizes:
+    """Return the sizes for the target devices: those of the mesh in use, else the default backend's."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return _OF_CPU if (jax.default_backend() if device is None else device.platform) == "cpu" else _OF_ACCELERATOR
 
 
 class Problem(NamedTuple):
@@ -43,6 +72,7 @@ class Problem(NamedTuple):
     reach: Reach
     sinks: Float[Array, "kv_heads q_per_kv"] | None
     held: KVTiles
+    sizes: Sizes
 
 
 def paged_attention(call: AttentionCall) -> Float[Array, "tokens kv_heads q_per_kv value_dim"]:
@@ -52,7 +82,9 @@ def paged_attention(call: AttentionCall) -> Float[Array, "tokens kv_heads q_per_
     held = KVTiles.of(view.shape[3], value_dim)
     queries = jnp.pad(q.astype(jnp.float32) * call.scale, ((0, 0), (0, 0), (0, 0), (0, held.key_width - head_dim)))
     layer = jnp.asarray(call.layer, jnp.int32)
-    problem = Problem(queries, view, layer, call.block_tables, kv_lens, call.soft_cap, call.reach, call.sinks, held)
+    problem = Problem(
+        queries, view, layer, call.block_tables, kv_lens, call.soft_cap, call.reach, call.sinks, held, _sizes()
+    )
     lengths = jnp.diff(query_starts)
     last = jnp.clip(query_starts[1:] - 1, 0, tokens - 1)
     token = jnp.arange(tokens)
@@ -76,10 +108,10 @@ def _decode(
     """Attend from query row `row[s]` to the first `lens[s]` tokens of sequence s; 0 where there are none."""
     q, tables = problem.q, problem.tables
     seqs, pages = tables.shape
-    _, kv_heads, q_per_kv, _ = q.shape
-    width = problem.held.value_width
+    _, kv_heads, q_per_kv, key_width = q.shape
+    width, sizes = problem.held.value_width, problem.sizes
     block_size = tokens_of(problem.view)
-    per_unit = max(1, _UNIT // block_size)
+    per_unit = max(1, sizes.unit // block_size)
     unit = per_unit * block_size
     first_key = problem.reach.first_key(lens - 1)
     first = first_key // unit
@@ -88,7 +120,7 @@ def _decode(
     starts = ends - counts
     # Few sequences have few units: a full batch of them would mostly be padding.
     most = seqs * -(-pages // per_unit)
-    batch = min(_UNITS, 4 * seqs, most)
+    batch = max(1, min(sizes.units, sizes.gathered // (unit * kv_heads * key_width), 4 * seqs, most))
     kept = -(-min(_KEPT, most) // batch) * batch
 
     # `batch` units a turn, of any sequences, from unit `begin` on. Their results are put into [kept, ...]: a static
@@ -165,9 +197,9 @@ def prefill(
     tokens, kv_heads, q_per_kv, width = problem.q.shape
     seqs, pages = problem.tables.shape
     block_size = tokens_of(problem.view)
-    per_span = max(1, _SPAN // block_size)
+    per_span = max(1, problem.sizes.span // block_size)
     span = per_span * block_size
-    tile = min(_TILE, tokens)
+    tile = min(problem.sizes.tile, tokens)
     tile_ends = jnp.cumsum((lengths + tile - 1) // tile)
     padded = jnp.pad(problem.q, ((0, tile), (0, 0), (0, 0), (0, 0)))
 

@@ -15,7 +15,9 @@ All arithmetic is float32. A ValueError names a shape that does not fit.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from jaxtyping import Array, Float, Int, Shaped
@@ -26,6 +28,8 @@ from pallas_kernels.recurrent.layout import StatePlace, Units
 from pallas_kernels.recurrent.recurrence import Activation
 
 __all__ = ["causal_conv", "gated_delta", "selective_scan", "ssd"]
+
+_log = logging.getLogger(__name__)
 
 
 def causal_conv(
@@ -188,11 +192,19 @@ def _run(
     if chosen == "reference":
         return reference.run(view, layer, units, what)
     module, options = _module_of(chosen)
-    if module is not None and module.takes(view, what.place):
-        kernel = describe(module)
+    if module is not None:
+        kernel = describe(module) if module.takes(view, what.place) else None
         if kernel is not None:
             return module.run(view, layer, units, what, kernel, **options)
+        if chosen != "cpu":
+            _say_once(chosen, what.place.shape, what.place.dtype.name, view.dtype.name)
     return xla.run(view, layer, units, what)
+
+
+@cache
+def _say_once(impl: Impl, shape: tuple[int, ...], state: str, pool: str) -> None:
+    said = "recurrent layers: XLA's version runs, kernels of impl=%r take no state of %s in %s, in a pool of %s"
+    _log.warning(said, impl, shape, state, pool)
 
 
 def _module_of(chosen: Impl) -> tuple[Any, dict[str, bool]]:

@@ -448,6 +448,17 @@ def test_xla_joins_results_of_a_few_units_at_a_time_to_the_bits_of_all_at_once(m
     np.testing.assert_array_equal(few, at_once)
 
 
+@pytest.mark.parametrize("name", ["llama heads", "two lane tiles, soft cap and window, bfloat16"])
+def test_xla_takes_more_at_once_for_an_accelerator_and_agrees_with_dense_attention(name):
+    device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
+    mesh, case = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device), CASES[name]
+    batch = make_batch(case, [1, 1, 20, 1], [300, 40, 200, 5])
+    with jax.sharding.use_abstract_mesh(mesh):
+        assert xla._sizes().units > 32
+        got = paged_attention(*map(jnp.asarray, batch.arrays), **case.options, impl="xla")
+    assert_close(got, dense_attention(case, batch), case.dtype)
+
+
 def test_memory_of_decodes_by_xla_does_not_grow_with_block_tables():
     """Two tables of two million keys: results of all their units would take 32 MiB."""
     of, pages = jax.ShapeDtypeStruct, 2**17

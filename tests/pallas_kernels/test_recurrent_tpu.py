@@ -18,12 +18,14 @@ from recurrent_cases import (
     expected,
     fresh_view,
     given_operands,
+    place_of,
     run,
     states_of,
 )
 from thorough import rarely
 from tpu_interpreter import run_recording_races
 
+from pallas_kernels import recurrent as package
 from pallas_kernels.recurrent import tpu, tpu_ring
 from pallas_kernels.recurrent.layout import NEW, StatePlace, Units
 
@@ -65,6 +67,23 @@ def test_states_of_other_shapes_are_left_to_xla(name):
     operands, constants = (tuple(map(jnp.asarray, each)) for each in given_operands(name))
     _, cell = described(tpu, name, fresh_view(name), operands, constants)
     assert cell is None
+
+
+def test_that_xla_runs_decodes_is_said_once(caplog):
+    name, view = "causal_conv", fresh_view("causal_conv")
+    operands, constants = (tuple(map(jnp.asarray, each)) for each in given_operands(name))
+    units = cut(DECODES, [], most=1, decodes_only=True)
+    package._say_once.cache_clear()
+    for layer, impl in ((0, "tpu"), (1, "tpu"), (0, "xla")):
+
+        def convolve(view, layer=layer, impl=impl):
+            return package.causal_conv(view, layer, place_of(KINDS[name]), units, *operands, *constants, impl=impl)
+
+        jax.eval_shape(convolve, view)
+    assert caplog.messages == [
+        "recurrent layers: XLA's version runs, kernels of impl='tpu' take no state of (3, 40) in float32, "
+        "in a pool of float32"
+    ]
 
 
 @pytest.mark.parametrize(

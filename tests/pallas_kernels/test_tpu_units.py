@@ -115,6 +115,13 @@ def test_an_unknown_chip_runs_with_the_smallest_sizes_which_is_logged_and_no_fig
         chip_of("TPU v9")
 
 
+@pytest.mark.parametrize("kind", ["TPU v3", "TPU v4", "TPU v4 lite"])
+def test_a_tpu_that_cannot_hold_the_kernels_is_refused(kind):
+    """libtpu refuses them for a v4: "Used 17.37M of 16.00M vmem"."""
+    with pytest.raises(ValueError, match=f"device_kind='{kind}' has 16 MiB of VMEM, less than the kernels need"):
+        tuning_of(kind, 8, 128)
+
+
 def test_a_chip_that_reads_faster_has_more_in_flight():
     v5e, v6e, tpu7x = (tuning_of(kind, 8, 128) for kind in ("TPU v5 lite", "TPU v6 lite", "TPU7x"))
     assert v5e.flight_bytes < v6e.flight_bytes < tpu7x.flight_bytes == 16 * 2**20

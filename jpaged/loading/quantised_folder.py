@@ -203,8 +203,8 @@ def _tensors(opened: OpenedModel) -> Iterator[tuple[str, str, TensorReader]]:
 
 def _is_weight(reader: TensorReader, name: str) -> bool:
     """Tell whether a tensor holds floats: others, such as masks and positions, engines make themselves."""
-    while isinstance(reader, RenamedTensors):
-        reader, name = reader.whole, reader.stored_name(name)
+    if isinstance(reader, RenamedTensors):
+        return _is_weight(reader.whole, reader.stored_name(name))
     return not isinstance(reader, SafetensorsWeights) or reader.is_float(name)
 
 

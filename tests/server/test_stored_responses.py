@@ -140,9 +140,10 @@ def test_a_background_response_that_is_cancelled_or_deleted_gives_its_memory_bac
     kept, deleted = (ask(server, **LONG | {"background": True}) for _ in range(2))
     until(lambda: server.engine.stats().num_waiting == 2)
     pace.make(8)
+    until(lambda: get(server, kept).json()["output"])
     cancelled = server.http.post(f"{PATH}/{kept['id']}/cancel").json()
     assert cancelled["status"] == "cancelled" == get(server, kept).json()["status"]
-    assert events(server, kept)[-1]["response"] == cancelled
+    assert events(server, kept)[-1]["response"] == cancelled and cancelled["output"][0]["status"] == "incomplete"
     server.http.delete(f"{PATH}/{deleted['id']}")
     until(lambda: server.serving.num_active == 0)
     assert server.used_blocks() == 0

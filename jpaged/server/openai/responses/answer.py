@@ -145,7 +145,9 @@ class Answer:
         }
 
     def state(self, status: str) -> dict[str, Any]:
-        """Return the response in its current state."""
+        """Return the response in its current state; an open item of one that is cancelled or has failed is cut off."""
+        if status in ("cancelled", "failed"):
+            self._items.cut_off()
         return {
             **self._head,
             "status": status,
@@ -204,6 +206,11 @@ class Items:
         holder, name = (item, fields[item["type"]]) if item["type"] in fields else (item["content"][0], "text")
         holder[name] += "".join(self._pieces)
         self._pieces.clear()
+
+    def cut_off(self) -> None:
+        """Note that no more comes of the open item, if there is one."""
+        if self._open:
+            self._items[-1]["status"] = "incomplete"
 
     def scored(self, scores: list[dict[str, Any]]) -> None:
         """Add log-probabilities of tokens. They belong to the text of the message that is added next."""

@@ -177,6 +177,12 @@ def multiplies(*dtypes: DTypeLike) -> bool:
     return has_matrix_units() or all(halves)
 
 
+def reaches(rows: int, *widths: int) -> bool:
+    """Tell whether offsets of 32 bits, with which products of experts find their rows, reach all numbers of matrices of
+    so many rows."""
+    return rows * max(widths) < 1 << 31
+
+
 def triton_call(launch: Launch, *inputs: jax.Array | int) -> list[jax.Array]:
     """Launch on the GPU that runs the surrounding program."""
     import jax_triton

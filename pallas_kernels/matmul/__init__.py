@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.cpu_features import LANES
 from pallas_kernels.custom_calls import target
-from pallas_kernels.gpu_launch import multiplies
+from pallas_kernels.gpu_launch import multiplies, reaches
 from pallas_kernels.matmul import cpu
 from pallas_kernels.platform import Impl
 
@@ -101,7 +101,7 @@ def matmul_grouped(
         x: sorted by expert: the first ``counts[0]`` rows are expert 0's.
         impl: ``cpu`` needs compiled loops, ``gpu`` Triton, and both unsharded operands; all others are XLA's.
     """
-    if impl == "gpu" and x.size and table.size and multiplies(x.dtype):
+    if impl == "gpu" and x.size and table.size and multiplies(x.dtype) and reaches(len(x), *table.shape[1:]):
         from pallas_kernels.matmul import gpu_grouped  # imports triton, which only a GPU's environment has
 
         return gpu_grouped.matmul_grouped(x, table, counts)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.gpu_launch import Launch, Launcher, has_float8, has_matrix_units, multiplies, triton_call
+from pallas_kernels.gpu_launch import Launch, Launcher, has_float8, has_matrix_units, multiplies, reaches, triton_call
 from pallas_kernels.quantised import E2M1_PAIRS, FLOAT8, TRITON_CODECS, UINT4_PAIRS, QuantisedMatrix
 from pallas_kernels.quantised_matmul import reference
 from pallas_kernels.quantised_matmul.gpu_kernel import multiply_code_groups, multiply_codes
@@ -100,7 +100,8 @@ def takes(x: Float[Array, "rows inputs"], matrix: QuantisedMatrix) -> bool:
     if not x.size or not codes or codes >= MOST_BYTES or x.dtype not in (jnp.float16, jnp.bfloat16):
         return False
     known = matrix.codec in TRITON_CODECS and (matrix.codec != FLOAT8 or has_float8())
-    return known and multiplies(x.dtype) and _grain(matrix) is not None
+    fits = multiplies(x.dtype) and reaches(len(x), *matrix.shape[-2:])
+    return known and fits and _grain(matrix) is not None
 
 
 def multiply_held(

@@ -66,3 +66,10 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it():
     for counts in ([3, 5, 0, 16, 0], [3, 1, 20, 0, 0], [3, 13, 4, 4, 0]):
         some = np.asarray(multiply["cpu"](x, table, np.asarray(counts)))
         np.testing.assert_array_equal(some[3 : 3 + counts[1]], every[3 : 3 + counts[1]])
+
+
+def test_rows_beyond_the_offsets_of_a_gpus_kernel_are_left_to_xla():
+    """Nothing imports Triton, which is not installed here."""
+    of = jax.ShapeDtypeStruct
+    given = of((2**17, 2**13), jnp.bfloat16), of((8, 2**13, 2**14), jnp.bfloat16), of((8,), jnp.int32)
+    assert jax.eval_shape(partial(matmul_grouped, impl="gpu"), *given).shape == (2**17, 2**14)

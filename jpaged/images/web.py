@@ -16,6 +16,8 @@ from jpaged.image_sources import DEFAULT_PORTS, ImageSources
 
 _MOST_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
+_UNTYPED = ("application/octet-stream", "binary/octet-stream")
+"""Media types that say nothing, as stores of objects give them: the decoder tells what the bytes are."""
 _PIECE = 1 << 16
 """Bytes that are read at once."""
 
@@ -149,7 +151,8 @@ def _answer(response: HTTPResponse, name: str, max_bytes: int, kind: str) -> byt
     if response.status != 200:
         raise ValueError(f"{name} could not be fetched: status {response.status} {response.reason}")
     media = response.getheader("Content-Type", "")
-    if not media.strip().lower().startswith(f"{kind}/"):
+    plain = media.partition(";")[0].strip().lower()
+    if not plain.startswith(f"{kind}/") and plain not in _UNTYPED:
         raise ValueError(f"{name} has the media type {media!r}, not {kind}/...")
     if (encoding := response.getheader("Content-Encoding", "identity")).lower() != "identity":
         raise ValueError(f"{name} was sent in the encoding {encoding!r}, which was not asked for")

@@ -41,8 +41,8 @@ class Site(BaseHTTPRequestHandler):
         png, media, status, headers = encoded(), "image/png", 200, {}
         if self.path == "/large":
             png += bytes(5000)
-        if self.path == "/text":
-            media = "text/html"
+        if self.path in ("/text", "/untyped"):
+            media = {"/text": "text/html", "/untyped": "Binary/Octet-Stream; x=y"}[self.path]
         if self.path == "/gone":
             status = 404
         if self.path == "/loop":
@@ -279,6 +279,10 @@ def test_a_name_that_leads_to_a_private_address_is_refused_unless_the_address_is
 def test_what_a_host_may_not_answer(path, message, site):
     with pytest.raises(ValueError, match=message):
         read_images(f"http://{site}/{path}", ImageSources(hosts=[site], max_bytes=2000))
+
+
+def test_a_host_that_names_no_kind_of_media_may_send_a_picture(site):
+    assert read_images(f"http://{site}/untyped", ImageSources(hosts=[site]))[0].size == (7, 9)
 
 
 def test_redirects_to_another_allowed_host_are_refused(site):

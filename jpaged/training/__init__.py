@@ -47,8 +47,9 @@ def logprobs(
         Entry ``[b, i]`` is that of token ``start + i``; 0 where it, or the one before, is padding.
 
     Raises:
-        ValueError: a shape does not fit, a mask has padding between a sequence's tokens, weights are quantised or, on a
-            CPU, in bfloat16, or the engine's bits cannot be had.
+        ValueError: a shape does not fit, a mask has padding between a sequence's tokens, a token is outside the
+            vocabulary, weights are quantised or, on a CPU, in bfloat16, or the engine's bits cannot be had. Tokens and
+            masks that are traced are not looked at.
     """
     chosen = model if isinstance(model, TrainableModel) else model.trainable()
     return chosen.logprobs(params, tokens, mask, start=start, deterministic=deterministic)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jpaged.loading.build_context import build_context
 from jpaged.loading.loaded_model import LoadedModel
 from jpaged.loading.parameters.targets import abstract_model
-from jpaged.model_api import TENSOR_AXIS, CausalLM
+from jpaged.model_api import TENSOR_AXIS, CausalLM, TakesImages
 from jpaged.training.exact import EngineShapes, check_exact, exact_logprobs
 from jpaged.training.scores import token_logprobs
 from jpaged.training.sequences import empty_cache, layer_operations, places
@@ -53,6 +53,7 @@ class TrainableModel:
         self.graphdef: nnx.GraphDef = nnx.split(model)[0]
         self.layer_groups = model.layer_groups
         self.vocab_size = model.vocab_size
+        self._num_ids = model.prompt_vocab_size if isinstance(model, TakesImages) else model.vocab_size
         self.mesh = mesh
         self.engine = engine
         self.bound_to_mesh = bound_to_mesh
@@ -113,6 +114,7 @@ class TrainableModel:
     ) -> Float[Array, "batch scored"]:
         """Return log-probabilities; see `jpaged.training.logprobs`."""
         tokens, real, longest = _checked(tokens, mask, start)
+        _check_ids(tokens, real, self._num_ids)
         check_floating(params)
         if deterministic:
             if self.engine is None:
@@ -201,9 +203,27 @@ def _checked(tokens: Any, mask: Any, start: int) -> tuple[Array, Array, int]:
     return tokens.astype(jnp.int32), real, longest
 
 
-def _is_known(mask: Any) -> bool:
-    """Tell whether a mask can be looked at: not while it is traced, or where other hosts have parts of it."""
-    return not isinstance(mask, jax.core.Tracer) and getattr(mask, "is_fully_addressable", True)
+def _check_ids(tokens: Array, real: Array, number: int) -> None:
+    """Check that all tokens but padding have ids below a number, where they can be looked at: of others XLA would make
+    NaN, or the value of another token.
+
+    Raises:
+        ValueError: one has not; the message names the first.
+    """
+    if not (_is_known(tokens) and _is_known(real)):
+        return
+    ids = np.asarray(tokens)
+    outside = np.argwhere(np.asarray(real) & ((ids < 0) | (ids >= number)))
+    if len(outside):
+        row, place = outside[0].tolist()
+        raise ValueError(
+            f"tokens[{row}, {place}]={ids[row, place]} is outside the vocabulary [0, {number}), and no padding by mask"
+        )
+
+
+def _is_known(array: Any) -> bool:
+    """Tell whether an array can be looked at: not while it is traced, or where other hosts have parts of it."""
+    return not isinstance(array, jax.core.Tracer) and getattr(array, "is_fully_addressable", True)
 
 
 def _longest(real: Bool[np.ndarray, "batch tokens"]) -> int:

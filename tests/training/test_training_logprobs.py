@@ -178,11 +178,19 @@ def test_a_model_is_trained_without_an_engine(tmp_path):
             r"mask\[0\] has padding before token 3, ",
         ),
         (lambda: logprobs(model, params, tokens, jnp.arange(12) != jnp.array([[0], [5]])), r"mask\[1\] has padding "),
+        (lambda: logprobs(model, params, tokens.at[1, 3].set(-100)), r"tokens\[1, 3\]=-100 is outside .* \[0, 211\)"),
+        (lambda: logprobs(model, params, tokens.at[0, 5].set(211)), r"tokens\[0, 5\]=211 is outside"),
         (lambda: logprobs(model, params, tokens, start=12), "start=12 is not an integer from 1 to 11"),
         (lambda: logprobs(model, params, tokens, deterministic=True), "needs the engine whose bits"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
+    ids = jnp.where((is_real := np.arange(12) < 10), tokens, -100)
+    np.testing.assert_array_equal(
+        logprobs(model, params, ids, jnp.broadcast_to(is_real, ids.shape)),
+        logprobs(model, params, tokens, jnp.broadcast_to(is_real, ids.shape)),
+        err_msg="padding may have any id",
+    )
 
 
 def test_what_has_no_derivative_or_no_bits_is_refused(tmp_path):

@@ -83,7 +83,7 @@ def png(page_groups: PageGroups, groups: Sequence[GroupMap], columns: int, cell:
     """
     columns = columns or _columns(len(page_groups))
     cell = cell or max(2, min(24, WIDTH // columns))
-    side, rows = cell - (cell >= 3), -(-len(page_groups) // columns)
+    side, rows = cell - (cell >= 3), max(1, -(-len(page_groups) // columns))  # an image has a row, if no page has
     image = np.zeros((rows, cell, columns, cell, 4), np.uint8)
     pages = np.flatnonzero(page_groups < 0)
     image[pages // columns, :side, pages % columns, :side] = _rgba(FREE_COLOUR, FREE_OPACITY)

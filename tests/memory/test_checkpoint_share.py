@@ -23,7 +23,7 @@ from jpaged.memory import (
 from jpaged.memory.checkpoint_share import CheckpointShare, Guess
 from jpaged.memory.eviction_levels import IN_USE, UNLIKELY
 from jpaged.memory.hash_chain import HashChain, TokenSpan
-from jpaged.memory.saving import load_memory, memory_data
+from jpaged.memory.saving import Fitting, load_memory, memory_data
 
 SIZE, INTERVAL = 4, 64
 ANSWERS = INTERVAL // 8
@@ -349,6 +349,24 @@ def test_a_request_fits_by_the_cheap_look_wherever_it_fits(shared, more, answer,
     for _ in range(2):
         assert spare(cached_tokens=hit, seq_id=1) <= most
         manager.leave_less(1)
+
+
+@pytest.mark.parametrize("pages", [(31, 200), (200, 60)])
+def test_a_running_state_stays_where_it_is_in_a_pool_of_another_size(pages):
+    """The pool's size decides how many ends keep a state, and so whether the one after the prompt is one of them."""
+    before, after = (manager_of(num_pages=number) for number in pages)
+    begin(before, 0, tokens(60), marks=(12, 25, 37))
+    fitting = Fitting(after, memory_data(before))
+    assert fitting.fits_pool() and fitting.keeps_more(0) == (pages[0] > pages[1]) and not fitting.keeps_more(9)
+    fitting.apply()
+    found = []
+    for manager in (before, after):
+        manager.fork(0, 1)
+        manager.commit(0, tokens(61), 60)
+        found.append([copy.group for copy in manager.allocate(0, 61, first_write=60)])
+        found.append([[block != NO_BLOCK for block in manager.block_table(seq_id, 1)] for seq_id in (0, 1)])
+        manager.check_invariants()
+    assert found[:2] == found[2:], "the state after 60 tokens is lost, or not copied"
 
 
 # ------------------------------------------------------------------ names

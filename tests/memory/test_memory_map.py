@@ -18,7 +18,7 @@ from memory_pools import full_manager, serve, window_manager
 from test_memory_machine import BUDGET_8, FULL_3, IMAGES, SPARSE, STATE, WINDOW_4
 from thorough import examples
 
-from jpaged.memory import NO_BLOCK, Block, BlockState, MemoryManager, MemoryMap
+from jpaged.memory import NO_BLOCK, Block, BlockState, MemoryManager, MemoryMap, PoolLayout
 
 TOKENS = list(range(100))
 
@@ -279,6 +279,11 @@ def test_the_png_has_the_colours_of_groups_and_states():
     assert pixels[0, 0].tolist() == [0x00, 0x72, 0xB2, 255], "page 0 is full attention's, shared"
     assert pixels[27, 34].tolist() == [0, 0, 0, 0], "a gap between cells"
     assert pixels[22, 29].tolist()[3] == round(255 * 0.12), "the last page is free"
+
+
+def test_the_png_of_a_model_that_keeps_nothing_is_an_image_too():
+    data = MemoryManager(PoolLayout.plan((), 0)).map().to_png()
+    assert struct.unpack(">II", data[16:24]) == (24, 24)
 
 
 @pytest.mark.parametrize("pages", [20, 3000])

@@ -140,7 +140,12 @@ def _take_over_memory(
             _begin_again(part)
 
     for part in mine:
-        if part.status is Status.FINISHED or _ends_here(part, replica):
+        ahead = any(seq.num_computed < seq.num_prompt for seq in part.live)
+        if (
+            part.status is Status.FINISHED
+            or _ends_here(part, replica)
+            or (ahead and fitting.keeps_more(part.request_id))
+        ):
             give_up(part)
     order = sorted((part for part in mine if part.status is Status.RUNNING), key=service_order)
     while sum(len(part.live) for part in order) > scheduler.max_num_seqs:

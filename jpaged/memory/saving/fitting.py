@@ -9,6 +9,7 @@ from typing import Any
 
 from jpaged.memory.block_tables import NO_BLOCK
 from jpaged.memory.manager import MemoryManager
+from jpaged.memory.policies import StateCheckpoints
 from jpaged.memory.saving.saved_memory import load_memory, memory_data, shared_by_name, shared_of
 
 
@@ -32,6 +33,20 @@ class Fitting:
         for seq_id in seq_ids:
             if self._trial.holds(seq_id):
                 self._trial.free(seq_id)
+
+    def keeps_more(self, request_id: int) -> bool:
+        """Tell whether a request keeps more states than it would have chosen in the new pool, whose steps have no room
+        for their ends."""
+        request = self._trial.parts.requests.get(request_id)
+        if request is None:
+            return False
+        pairs = zip(request.groups, self._memory.parts.groups, strict=True)
+        return any(
+            isinstance(mine, StateCheckpoints)
+            and isinstance(here, StateCheckpoints)
+            and mine.most_kept > here.most_kept
+            for (mine, _), (here, _) in pairs
+        )
 
     def fits_pool(self) -> bool:
         """Forget cached pages, the least recently needed first, until the rest fits; return False if it never does."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jpaged.cache_retention import read_retention
@@ -12,7 +13,7 @@ from jpaged.memory.block_tables import BlockTables, Leaves, RequestBlocks
 from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.hash_chain import HashChain, Link, TokenSpan
 from jpaged.memory.pages import NO_GROUP, OpenPages
-from jpaged.memory.policies import Policy
+from jpaged.memory.policies import Policy, StateCheckpoints
 from jpaged.memory.prefix_cache import PrefixCache
 from jpaged.memory.recent_prefixes import Recent, RecentPrefixes
 from jpaged.memory.shared_blocks import HeldImage, SharedBlocks, StoredImage
@@ -187,7 +188,13 @@ def request_data(request: RequestBlocks, open_pages: NumberedOpenPages) -> dict[
         "item_end": request.item_end,
         "junction": request.junction,
         "leaves_less": int(request.leaves),
+        "most_kept": [_most_kept(policy) for policy, _ in request.groups],
     }
+
+
+def _most_kept(policy: Policy) -> int | None:
+    """Return what the pool's size decided of a policy; None = nothing."""
+    return policy.most_kept if isinstance(policy, StateCheckpoints) else None
 
 
 def load_request(
@@ -196,6 +203,8 @@ def load_request(
     """Return the state that the tables of a request share. The caller counts its sequences."""
     # 0.2.0 counted the features of images here.
     encoder_tokens = data["encoder_tokens"] if any(policy.reads_encoder for policy, _ in groups) else 0
+    if (most := data.get("most_kept")) is not None:  # 0.2.0 did not save it
+        groups = [(_keeping(policy, kept), size) for (policy, size), kept in zip(groups, most, strict=True)]
     tokens = encoder_tokens, data["prompt_tokens"], data["kept_tokens"], data.get("marks", ())
     request = RequestBlocks(data["id"], open_pages[data["association"]], groups, *tokens)
     request.retention = read_retention(data.get("directives"), None)  # 0.2.0 saved none
@@ -208,6 +217,11 @@ def load_request(
     request.parts_at = data.get("parts_at", 0)
     request.item_end = data.get("item_end", 0)
     return request
+
+
+def _keeping(policy: Policy, most: int | None) -> Policy:
+    """Return a policy as it is in a pool of the size of the saved one: its states lie where that decided."""
+    return replace(policy, most_kept=most) if isinstance(policy, StateCheckpoints) and most is not None else policy
 
 
 def tables_data(tables: BlockTables, links: Links) -> dict[str, Any]:

@@ -151,7 +151,7 @@ PAGES = {
     **dict.fromkeys(("lfm2_vl", "lfm2_vl_plain"), 14),
     **dict.fromkeys(("llava", "llava_siglip", "llava_next"), 18),
     **dict.fromkeys(("internvl", "internvl_plain"), 50),
-    "mistral3": 32,
+    **dict.fromkeys(("mistral3", "mistral3_of_mistral4"), 32),
     "idefics3": 23,
     "smolvlm": 17,
     "llava_padded": 15,

@@ -75,6 +75,11 @@ def mistral3_of_mistral() -> tuple[type, Any]:
     return of_text("mistral-window")
 
 
+def mistral3_of_mistral4() -> tuple[type, Any]:
+    """Mistral Small 4: latents."""
+    return of_text("mistral4")
+
+
 TILES = GotOcr2ImageProcessorPil(size={"height": 24, "width": 24}, min_patches=2, max_patches=4, **SCALING)
 TILE_TOKENS = 9
 _INNER = tokenizer()._tokenizer
@@ -310,7 +315,7 @@ def seen(model: Any, images: Sequence[Image.Image], frames: Sequence[Image.Image
 FAMILIES = {
     make.__name__: make
     for make in (
-        *(mistral3, mistral3_of_mistral, llava_pixtral, internvl, internvl_plain),
+        *(mistral3, mistral3_of_mistral, mistral3_of_mistral4, llava_pixtral, internvl, internvl_plain),
         *(lfm2_vl, lfm2_vl_plain, llama4),
     )
 }

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from assistant_checkpoint import make_assistant
+from disturbed import assert_tokens_stay, tokens_of
 from gemma4_checkpoints import (
     AUDIO,
     FAMILIES,
@@ -154,22 +155,29 @@ def frames_of(seed, number, size):
 
 SHORT, LONG = frames_of(0, 2, (8, 200)), frames_of(1, 130, (16, 9))
 SHOWN = [0, 32, 65, 97]
+VIDEOS = [
+    {"prompt_token_ids": [1, 70, VIDEO, 71], "multi_modal_data": {"video": [(SHORT, {"fps": 0.01})]}},
+    {
+        "prompt_token_ids": [1, VIDEO, 70, IMAGE, 71, VIDEO, 72],
+        "multi_modal_data": {"image": [ONE], "video": [(SHORT, {"fps": 1.0}), (LONG, {"fps": 2.0})]},
+    },
+]
 
 
 def test_videos_are_frames_after_their_times(engine, checkpoint):
-    asked = [
-        {"prompt_token_ids": [1, 70, VIDEO, 71], "multi_modal_data": {"video": [(SHORT, {"fps": 0.01})]}},
-        {
-            "prompt_token_ids": [1, VIDEO, 70, IMAGE, 71, VIDEO, 72],
-            "multi_modal_data": {"image": [ONE], "video": [(SHORT, {"fps": 1.0}), (LONG, {"fps": 2.0})]},
-        },
-    ]
     seen = [of_videos(checkpoint[1], shown) for shown in ([SHORT], [SHORT, LONG[SHOWN]])]
     few = replace(GREEDY, max_tokens=6)
     llm = LLM(checkpoint[0], **(SETTINGS | {"max_model_len": 512}))
-    outputs = llm.generate(asked, few, use_tqdm=False)
-    assert_torchs(checkpoint[1], asked, outputs, seen)
+    outputs = llm.generate(VIDEOS, few, use_tqdm=False)
+    assert_torchs(checkpoint[1], VIDEOS, outputs, seen)
     check_empty(llm)
+
+
+@pytest.mark.nightly
+def test_nothing_that_happens_to_a_request_changes_what_it_says_of_a_video(checkpoint, tmp_path):
+    """A step holds a frame whole, so that none is smaller."""
+    longer = SETTINGS | {"max_model_len": 512}
+    assert_tokens_stay(checkpoint[0], longer, [*VIDEOS, *PROMPTS[:2], *VIDEOS], GREEDY, tmp_path, chunk=76)
 
 
 @pytest.mark.nightly
@@ -251,7 +259,3 @@ def test_a_picture_that_is_larger_than_a_window_that_sees_it_whole_is_refused(tm
     with pytest.raises(ValueError, match="takes 70 tokens, and layers whose window is 69"):
         llm.generate([prompt((2, WIDE))], GREEDY, use_tqdm=False)
     assert llm.generate([prompt((2, OTHERS[1]))], GREEDY, use_tqdm=False)
-
-
-def tokens_of(output):
-    return [each.token_ids for each in output.outputs]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from disturbed import assert_tokens_stay
 from greedy_reference import one_torch_thread
 from PIL import Image
-from qwen_vl_checkpoints import GLM, IMAGE, INSIDE, PROCESSOR, PROCESSORS, SQUARE, TOKENIZER, make, pictures
+from qwen_vl_checkpoints import GLM, IMAGE, INSIDE, PROCESSOR, PROCESSORS, SQUARE, make, pictures
 from vision_checkpoints import BEGIN, END, NUM_PLAIN, VOCAB, check_empty
 
 from jpaged import LLM, SamplingParams
@@ -56,6 +57,13 @@ def prompt_of(parts, seed, marks):
     return {"prompt_token_ids": ids, "multi_modal_data": {"image": images, "video": videos}}
 
 
+def prompts_of(name):
+    """Return the prompts of a family: frames of a long video have one size each in Qwen2-VL's only."""
+    marks = (VIDEO_BEGIN, VIDEO_END) if name.startswith("glm") else (BEGIN, END)
+    parts = [*PARTS, ((LONG, {"fps": 2.0}), 3)] if name.startswith("qwen2") else PARTS
+    return [prompt_of(each, seed, marks) for seed, each in enumerate(parts)]
+
+
 def patches_of(name: str, video: np.ndarray, fps: float) -> tuple[torch.Tensor, list[int]]:
     """Return the patches that transformers' formulas make of a video, and its grid."""
     processor = PROCESSORS.get(name, PROCESSOR)
@@ -77,7 +85,10 @@ def patches_of(name: str, video: np.ndarray, fps: float) -> tuple[torch.Tensor, 
 
 
 FRAMES = {
-    "qwen3_vl": lambda total, fps: ends_included(total, fps, Sampling(fps=2)),
+    **dict.fromkeys(
+        ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+        lambda total, fps: ends_included(total, fps, Sampling(fps=2)),
+    ),
     "qwen2_vl": lambda total, fps: np.arange(total),
     "qwen2_5_vl": lambda total, fps: np.arange(total),
     "glm4v": lambda total, fps: of_each_second(total, fps, Sampling(fps=2), longest=300),
@@ -132,8 +143,7 @@ def test_tokens_are_those_of_transformers_with_the_times_of_frames(name, tmp_pat
     model = make(name, tmp_path)
     llm = LLM(str(tmp_path), **SETTINGS)
     marks = (VIDEO_BEGIN, VIDEO_END) if name.startswith("glm") else (BEGIN, END)
-    parts = [*PARTS, ((LONG, {"fps": 2.0}), 3)] if name.startswith("qwen2") else PARTS
-    prompts = [prompt_of(each, seed, marks) for seed, each in enumerate(parts)]
+    prompts = prompts_of(name)
     with pytest.raises(ValueError, match="max_model_len"):
         llm.generate([prompt_of(((np.zeros((200, 56, 80, 3), np.uint8), {"fps": 2.0}),), 9, marks)], GREEDY)
     for _ in range(2):
@@ -148,10 +158,17 @@ def test_tokens_are_those_of_transformers_with_the_times_of_frames(name, tmp_pat
             np.testing.assert_allclose(found, chosen, atol=2e-3)
             wanted[:, NEVER] -= 100
             assert (wanted.max(-1) - chosen).max() < 1e-3
-    said = {"qwen3_vl": "<0.2 seconds>", "glm46v": "0.0 seconds"}.get(name)
+    said = "<0.2 seconds>" if name.startswith("qwen3") else {"glm46v": "0.0 seconds"}.get(name)
     if said is not None:
-        times = TOKENIZER.encode(said, add_special_tokens=False)
+        times = llm.input_processor.tokenizer.encode(said, add_special_tokens=False)
         ids = outputs[0].prompt_token_ids
         assert any(ids[i : i + len(times)] == times for i in range(len(ids))), "the time of a pair of frames"
     assert llm.stats().prefix_hits > 0
     check_empty(llm)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", FRAMES)
+def test_nothing_that_happens_to_a_request_changes_its_tokens(name, tmp_path):
+    make(name, tmp_path)
+    assert_tokens_stay(str(tmp_path), SETTINGS, prompts_of(name), GREEDY, tmp_path / "state")

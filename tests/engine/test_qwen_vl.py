@@ -8,6 +8,7 @@ import numpy as np
 import pixtral_checkpoints as pixtral
 import pytest
 import tile_checkpoints as tiles
+from disturbed import assert_tokens_stay, overtaken, tokens_of
 from PIL import Image
 from qwen_vl_checkpoints import FAMILIES, IMAGE, NEVER, SIZES, add_head, assert_torchs, make, pictures, prompt
 from vision_checkpoints import BEGIN, END, check_empty
@@ -150,7 +151,7 @@ PAGES = {
     **dict.fromkeys(("lfm2_vl", "lfm2_vl_plain"), 14),
     **dict.fromkeys(("llava", "llava_siglip", "llava_next"), 18),
     **dict.fromkeys(("internvl", "internvl_plain"), 50),
-    "mistral3": 32,
+    **dict.fromkeys(("mistral3", "mistral3_of_mistral4"), 32),
     "idefics3": 23,
     "smolvlm": 17,
     "llava_padded": 15,
@@ -185,26 +186,12 @@ def test_nothing_that_happens_to_a_request_changes_its_tokens(engine, checkpoint
         changed = changed | ({"scheduling_policy": "priority"} if checkpoint[2] in OF_WINDOWS else tight)
     llm = LLM(checkpoint[0], **(SETTINGS | changed))
     if is_tight and checkpoint[2] in OF_WINDOWS:
-        outputs, wanted = overtaken(llm, params), wanted * 2
+        outputs, wanted = overtaken(llm, PROMPTS, params), wanted * 2
     else:
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     assert [tokens_of(output) for output in outputs] == [tokens_of(output) for output in wanted]
     assert any(output.metrics.num_preemptions for output in outputs) == is_tight
     check_empty(llm)
-
-
-def overtaken(llm, params):
-    """Return the outputs of all prompts twice: more urgent requests come once the first have begun."""
-    engine, requests = llm.control.engine, []
-    for level in (1, 0):
-        for asked, each in zip(PROMPTS, params, strict=True):
-            requests.append(llm.input_processor.process(asked, each, priority=level))
-            engine.add(requests[-1])
-        for _ in range(4):
-            engine.step()
-    while engine.has_work:
-        engine.step()
-    return [llm.output_processor.whole(request, "") for request in requests]
 
 
 def test_a_restored_request_goes_on(engine, checkpoint, tmp_path):
@@ -279,6 +266,8 @@ def test_frames_are_pictures_beside_pictures(tmp_path):
     shown = [Image.fromarray(frames[number]) for number in (1, 3)]
     assert_torchs(model, [{"multi_modal_data": {"image": [TINY], "video": shown}}], [output])
     check_empty(llm)
+    lone = {"prompt_token_ids": [1, video, 70], "multi_modal_data": {"video": (frames, None)}}
+    assert_tokens_stay(str(tmp_path), SETTINGS, [asked, PROMPTS[4], lone, PROMPTS[1]], GREEDY, tmp_path / "state")
 
 
 @pytest.mark.parametrize("name", ["mistral3"])
@@ -300,7 +289,3 @@ def test_features_that_callers_encoded_are_those_of_pictures(name, tmp_path):
         data = {"image_embeds": np.zeros((3, 96)), "image_grid_thw": [[1, 4, 4]]}
         llm.generate({"prompt_token_ids": [1, IMAGE], "multi_modal_data": {"image": data}}, GREEDY, use_tqdm=False)
     check_empty(llm)
-
-
-def tokens_of(output):
-    return [each.token_ids for each in output.outputs]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from disturbed import assert_tokens_stay
 from greedy_reference import one_torch_thread
 from PIL import Image
 from tile_checkpoints import IMAGE, SCALING, VIDEO, make
@@ -77,3 +78,4 @@ def test_tokens_are_those_of_transformers_with_the_times_of_frames(tmp_path):
             assert_torchs(model, output, tiles)
     assert llm.stats().prefix_hits > 0
     check_empty(llm)
+    assert_tokens_stay(str(tmp_path), SETTINGS, prompts, GREEDY, tmp_path / "state")

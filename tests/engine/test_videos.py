@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from disturbed import assert_tokens_stay
 from greedy_reference import assert_same_tokens
 from PIL import Image
 from transformers import SiglipImageProcessorPil
@@ -128,3 +129,9 @@ def test_greedy_tokens_are_those_of_transformers_in_chunks_that_cut_videos(engin
         assert_same_tokens(engine.generate(prompts, GREEDY, use_tqdm=False), wanted)
     assert engine.stats().prefix_hits > 0
     check_empty(engine)
+
+
+@pytest.mark.nightly
+def test_nothing_that_happens_to_a_request_changes_its_tokens(checkpoint, tmp_path):
+    prompts = [prompt_of(parts, seed) for seed, parts in enumerate(PARTS)]
+    assert_tokens_stay(checkpoint[0], SETTINGS, prompts, GREEDY, tmp_path)

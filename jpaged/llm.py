@@ -708,7 +708,8 @@ class LLM:
 
         `load_state` and `restore_state` go on from it. Call it between two deltas of `stream`, or in a handler of
         SIGINT, SIGTERM or SIGALRM, which may come in the middle of `generate`; from another thread it waits until
-        `generate` has returned. An interrupted save leaves the previous one.
+        `generate` has returned. An interrupted save leaves the previous one. Requests of `embed`, `classify` and
+        `score` are left out.
 
         Args:
             folder: created if missing; it holds the last save and nothing else.

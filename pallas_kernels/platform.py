@@ -45,6 +45,12 @@ def resolve_impl(impl: Impl | None) -> Impl:
     return impl
 
 
+def target_platform() -> str:
+    """Return the platform of the target devices: those of the mesh in use, else the default backend's."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
 @cache
 def _impl_of_cpu() -> Impl:
     """Return ``cpu`` where there are loops, see `has_cpu_loops`, else ``xla``; logs which once a process."""

@@ -47,12 +47,17 @@ class BoundFormat:
         """Return a reader of one output; see `AnswerReader`.
 
         Args:
-            placed: whether the reader is given the places of tokens; a mark that is a token then counts only there.
-                Otherwise text that spells it counts.
+            placed: whether the reader is given the places of tokens, see `gets_places`; a mark that is a token then
+                counts only there. Otherwise text that spells it counts.
         """
         schemas = {one["name"]: one.get("parameters") or {} for one in functions}
         patterns = self._of_tokens if placed else self._of_text
         return AnswerReader(patterns, thought=thought, shaped=shaped, functions=schemas)
+
+    @property
+    def gets_places(self) -> bool:
+        """Tell whether outputs say where tokens stand: those of a tokenizer without a tokenizer.json do not."""
+        return hasattr(self._tokenizer, "backend_tokenizer")
 
     @property
     def hides_thoughts(self) -> bool:

@@ -119,8 +119,8 @@ class Conversation:
         self.cut_off = ""
         try:
             prompt = self._prompt()
-            placed = hasattr(self._llm.tokenizer, "backend_tokenizer")  # else deltas do not say where tokens stand
-            reader = self._form.reader(thought=self._form.after(prompt["prompt"]), placed=placed)
+            form = self._form
+            reader = form.reader(thought=form.after(prompt["prompt"]), placed=form.gets_places)
             deltas = self._llm.stream(prompt, self.params)
             try:
                 for part in self._parts(deltas, reader):

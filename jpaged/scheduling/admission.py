@@ -239,7 +239,8 @@ class SharedPrefills:
         self._max_chunk = min(max_chunk, budget)
 
     def worth_waiting(self, request: Request, plan: StepPlan) -> bool:
-        """Tell whether a request that could be admitted should rather wait for a prefill of this step.
+        """Tell whether a request that could be admitted should rather wait for a prefill of this step, or one that
+        has begun and gets no tokens in this step.
 
         The wait ends with that prefill. A request waits only for requests before it in service order, and none of these
         is added while it waits, so no request waits for ever.

@@ -39,6 +39,7 @@ class NextTokens:
         on because `make_room` said so."""
         chunks: list[Chunk] = []
         copies: list[BlockCopy] = []
+        begun: list[Chunk] = []
         for seq in request.sequences:
             missing = missing_tokens(request, seq)
             length = missing
@@ -55,7 +56,7 @@ class NextTokens:
                 plan.left -= reach.cost
             if length <= 0:
                 if missing > 1:
-                    plan.begun.append((request, Chunk(seq, seq.num_computed, 0, -1, None)))
+                    begun.append(Chunk(seq, seq.num_computed, 0, -1, None))
                 continue
             tables = None
             drafts: tuple[int, ...] = ()
@@ -85,6 +86,7 @@ class NextTokens:
             chunks.append(Chunk(seq, seq.num_computed, length, source_row(seq, end - len(drafts)), tables, drafts))
             plan.left -= length
             plan.reserved -= missing == 1
+        plan.begun += ((request, chunk) for chunk in begun)
         self.put(request, chunks, copies, plan)
         return True
 

@@ -99,7 +99,7 @@ class ChatAnswers:
                 thought="may" if shaped and thought == "runs" else thought,
                 shaped=shaped,
                 functions=[tool.get("function", tool) for tool in options.tools or ()],
-                placed=hasattr(self._tokenizer, "backend_tokenizer"),
+                placed=form.gets_places,
             )
         )
 

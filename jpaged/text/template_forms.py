@@ -16,8 +16,7 @@ from functools import cached_property, partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from jpaged.text.template_rendering import THOUGHTS
-from jpaged.text.thought_forms import Form, thought_form
+from jpaged.text.thought_forms import Form, thought_form, without_thought
 
 ContentForm = Literal["string", "openai", "either"]
 Message = Mapping[str, Any]
@@ -269,12 +268,12 @@ def _with_names(messages: Sequence[Message], *, in_ids: bool) -> Iterator[Messag
 
 def _with_thought_in_text(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message whose thought is the beginning of its text."""
-    thought = next((message[name] for name in THOUGHTS if message.get(name)), None)
-    if not isinstance(thought, str):
+    rest, thought = without_thought(message)
+    if thought is None:
         return message
     content = message["content"]
     before = f"{thought}\n{content}" if isinstance(content, str) else [{"type": "text", "text": thought}, *content]
-    return {name: value for name, value in message.items() if name not in THOUGHTS} | {"content": before}
+    return rest | {"content": before}
 
 
 def _is_empty(content: Any) -> bool:

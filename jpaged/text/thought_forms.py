@@ -42,12 +42,16 @@ def with_thoughts_in(messages: Sequence[Message], form: Form | None) -> list[dic
     """Return a conversation whose thoughts have the form that its template shows."""
     found = []
     for message in messages:
-        thought = next((message[name] for name in THOUGHTS if message.get(name)), None)
-        if form is None or not isinstance(thought, str):
-            found.append(dict(message))
-        else:
-            found.append(form({name: value for name, value in message.items() if name not in THOUGHTS}, thought))
+        rest, thought = without_thought(message)
+        found.append(dict(message) if form is None or thought is None else form(rest, thought))
     return found
+
+
+def without_thought(message: Message) -> tuple[dict[str, Any], str | None]:
+    """Return a message without its thought, and the thought; None: it has none, or one that is no text."""
+    thought = next((message[name] for name in THOUGHTS if message.get(name)), None)
+    rest = {name: value for name, value in message.items() if name not in THOUGHTS}
+    return rest, thought if isinstance(thought, str) else None
 
 
 def _shows(render: Callable[..., str | None], form: Form) -> bool:

@@ -96,7 +96,7 @@ _KINDS = {"v5 lite": "v5e", "v5e": "v5e", "v5p": "v5p", "v5": "v5p", "v6 lite": 
 """Maps a part of a device's name to its chip; a longer part precedes any part that it contains."""
 
 _TOO_SMALL = ("tpu v2", "tpu v3", "tpu v4")
-"""How names of devices begin whose VMEM, 16 MiB, holds neither the rings of attention nor those of `kv_write`."""
+"""Beginnings of names of devices whose VMEM, 16 MiB, holds neither the rings of attention nor those of `kv_write`."""
 
 
 SIZES = Path(__file__).with_name("tpu_sizes.json")

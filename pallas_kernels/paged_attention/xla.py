@@ -18,7 +18,6 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
@@ -26,8 +25,10 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.kv_codes import decode, tokens_of
 from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reference import AttentionCall, Reach
+from pallas_kernels.platform import target_platform
 
 _KEPT = 1024
+"""Units whose results are kept until they are joined."""
 _NEVER = -1e30  # a finite stand-in for -inf: differences of two of them stay numbers
 _Parts: TypeAlias = tuple[Array, Array, Array]
 """Softmaxes of queries over a part of their keys: the maximum, the sum and the weighted values of each."""
@@ -55,9 +56,8 @@ _OF_CPU, _OF_ACCELERATOR = Sizes(64, 32, 2**24, 64, 128), Sizes(256, 256, 2**24,
 
 
 def _sizes() -> Sizes:
-    """Return the sizes for the target devices: those of the mesh in use, else the default backend's."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return _OF_CPU if (jax.default_backend() if device is None else device.platform) == "cpu" else _OF_ACCELERATOR
+    """Return the sizes for the target devices."""
+    return _OF_CPU if target_platform() == "cpu" else _OF_ACCELERATOR
 
 
 class Problem(NamedTuple):

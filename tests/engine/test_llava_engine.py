@@ -88,7 +88,7 @@ def expected(engine, checkpoint):
 
 def test_greedy_tokens_are_those_of_transformers_in_chunks_that_cut_images(engine, expected):
     assert_same_tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
-    assert engine.stats().num_encoded_images == 10, "wide and tall are other images beside each other than alone"
+    assert engine.stats().num_encoded_images == 10, "wide and tall are other images next to each other than alone"
     hits = engine.stats().prefix_hits
     assert_same_tokens(engine.generate(PROMPTS, GREEDY, use_tqdm=False), expected)
     assert engine.stats().prefix_hits > hits

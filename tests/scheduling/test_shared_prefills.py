@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from fake_device import Loop
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,8 @@ from small_schedulers import group, make_request, make_scheduler
 from unpaged import alone
 
 from jpaged.scheduling.admission import common_prefix
+from jpaged.scheduling.planning import NextTokens
+from jpaged.scheduling.step import StepPlan
 
 BLOCKS_OF_16 = [group(block_size=16)]
 
@@ -75,6 +79,18 @@ def test_nobody_waits_for_blocks_that_are_not_his_to_use():
     assert first_steps(
         loop_of(groups=[group(budget=32, block_size=16)]), equal := [make_request(range(200), 4) for _ in equal]
     ) == [0, 0], "what keeps a part of a prompt caches nothing"
+
+
+def test_a_prompt_that_gives_way_in_a_step_is_not_waited_for():
+    full = SimpleNamespace(
+        memory=SimpleNamespace(layout=SimpleNamespace(prompt_tail=0)),
+        holds=SimpleNamespace(shorten=lambda *given: None),
+        allocate=lambda seq, end: None,
+    )
+    request, plan = make_request(range(160), width=2), StepPlan(0)  # the first has no tokens in the step
+    request.sequences[1].num_computed = 159  # and the second no block
+    assert not NextTokens(full, None, max_chunk=512).plan(request, plan, lambda seq, copies: False)
+    assert not plan.begun
 
 
 def test_a_prefix_that_is_cached_already_is_not_waited_for():

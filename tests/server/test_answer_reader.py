@@ -105,7 +105,7 @@ def test_an_aborted_answer_that_may_go_on_holds_back_what_may_change():
     assert together(events_of(["a<tool_"], "abort"))[1:-1] == [Text("a<tool_")]
 
 
-def test_only_an_answer_that_nobody_could_go_on_with_has_failed():
+def test_only_an_answer_that_no_server_could_go_on_with_has_failed():
     here = f"{RESTORED}has 9 outputs, above max_num_seqs=8"
     for why, resumable, failure in ((here, True, None), (here, False, here), ("no token fits", True, "no token fits")):
         assert events_of(["ab"], "abort", why, resumable=resumable)[-1].failure == failure

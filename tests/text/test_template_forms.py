@@ -138,10 +138,10 @@ def test_several_calls_survive_each_with_its_result(tokenizer, family):
     ]
     options = ChatOptions(chat_template=TEMPLATES[family], add_generation_prompt=False)
     prompt = templated(messages, tokenizer, options)
-    called, told = ([prompt.index(f"{before}{city}") for city in cities] for before in ("see_", "rain in "))
-    assert called == sorted(called) and "None" not in prompt and max(told) < prompt.index("thanks")
+    called, shown = ([prompt.index(f"{before}{city}") for city in cities] for before in ("see_", "rain in "))
+    assert called == sorted(called) and "None" not in prompt and max(shown) < prompt.index("thanks")
     if family in ("Llama 3.1", "GPT-OSS"):  # their templates show one call a message
-        assert all(call < result for call, result in zip(called, told, strict=True)) and told == sorted(told)
+        assert all(call < result for call, result in zip(called, shown, strict=True)) and shown == sorted(shown)
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
@@ -189,9 +189,9 @@ def test_a_result_has_the_name_of_its_function_unless_the_client_gives_one(token
     template = "{% for m in messages %}{% if m.role == 'tool' %}{{ m.name + ': ' + m.content }}{% endif %}{% endfor %}"
     assert rendered(tokenizer, template, None, ARGUMENTS) == "weather: rain"
     call = {"id": "a", "function": {"name": "weather", "arguments": {}}}
-    told = {"role": "tool", "tool_call_id": "a", "content": "rain", "name": "given"}
+    result = {"role": "tool", "tool_call_id": "a", "content": "rain", "name": "given"}
     options = ChatOptions(chat_template=template, add_generation_prompt=False)
-    assert templated([{"role": "assistant", "tool_calls": [call]}, told], tokenizer, options) == "given: rain"
+    assert templated([{"role": "assistant", "tool_calls": [call]}, result], tokenizer, options) == "given: rain"
 
 
 def test_ids_say_the_function_where_a_template_shows_a_call_by_its_id_alone(tokenizer):

@@ -240,8 +240,8 @@ class TurnForm:
         if not self.splits:
             return PlainReader()
         shaped = self.turn.shape is not None and self.turn.choice.mode == "auto" and bool(self._tools)
-        placed = hasattr(self._tokenizer, "backend_tokenizer")  # else outputs do not say where tokens stand
-        return self._form.reader(thought=self._thought, shaped=shaped, functions=_described(self._tools), placed=placed)
+        form, functions = self._form, _described(self._tools)
+        return form.reader(thought=self._thought, shaped=shaped, functions=functions, placed=form.gets_places)
 
     def answer_reader(self) -> AnswerReader:
         """Return a reader of one of the turn's answers. Call `follow` before."""

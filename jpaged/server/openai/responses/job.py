@@ -79,7 +79,7 @@ class Job:
 
     @property
     def was_cut_off(self) -> bool:
-        """Tell whether the stopping server ended it, rather than its client."""
+        """Tell whether a server ended it that stops, or that cannot run what it restored, rather than its client."""
         if self._error is not None and described(self._error).status == 503:
             return True
         reason = (self.response["incomplete_details"] or {}).get("reason")

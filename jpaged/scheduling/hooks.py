@@ -107,7 +107,7 @@ def _follow(rules: TokenRules, tokens: Sequence[int]) -> tuple[int, TokenRules]:
 
 
 def _allows(mask: Int[np.ndarray, " words"] | None, token: int) -> bool:
-    """Tell whether a token may come. Those that stand for images may have ids after all that can be drawn."""
+    """Tell whether a token may come. Those that stand for items may have ids after all that can be drawn."""
     return mask is None or (token < 32 * len(mask) and bool(mask[token // 32] >> (token % 32) & 1))
 
 

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from fastapi import Request
@@ -23,7 +23,7 @@ from jpaged.server.logs import PromptLog
 from jpaged.server.messages.answer_reader import AnswerReader
 from jpaged.server.messages.kept_grammars import KeptGrammars
 from jpaged.server.messages.system_messages import SystemMessages
-from jpaged.server.messages.turn_form import TurnForm, bound_to
+from jpaged.server.messages.turn_form import Bound, TurnForm, bound_to
 from jpaged.server.metrics import RequestTimes, ServerMetrics
 from jpaged.server.settings import ServerSettings
 from jpaged.server.tracing import Traces
@@ -66,8 +66,12 @@ class Serving:
         self._names: set[str] = set()
         self._system_messages = SystemMessages()
         self._grammars = KeptGrammars()
-        self._bound = cache(bound_to(engine.tokenizer))
         self._closed = False
+
+    @cached_property
+    def _bound(self) -> Bound:
+        """Return what makes the formats of the model's answers, each once, see `TurnForm`."""
+        return cache(bound_to(self.engine.tokenizer))
 
     @property
     def names(self) -> tuple[str, ...]:

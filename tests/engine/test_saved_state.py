@@ -399,7 +399,7 @@ LAYOUT_OF_FORMAT_5 = {
     "replicas.memory.blocks": "free groups num_pages pages touched",
     "replicas.memory.blocks.groups": "evictable open protected stale",
     "replicas.memory.requests": "association begun directives encoder_tokens ends goes_on id item_end junction "
-    "kept_tokens leaves_less marks parts_at prompt_tokens",
+    "kept_tokens leaves_less marks most_kept parts_at prompt_tokens",
     "replicas.memory.host": "free owners",
     "replicas.scheduler": "free_slots max_num_seqs num_added num_recomputes num_swaps requests speculation",
 }

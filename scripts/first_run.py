@@ -37,6 +37,7 @@ import jax
 import numpy as np
 
 from jpaged import LLM, SamplingParams
+from jpaged.execution.device_memory import claim_gpu_share
 from pallas_kernels.paged_attention.tpu_plan import chip_of
 from pallas_kernels.platform import GPU_SWITCH, Impl, resolve_impl
 from scripts.benchmarks.gpu_check import correctness, experts, kernels, products, states
@@ -219,10 +220,18 @@ def check_kernels(record: Record, sizes: Sizes, seed: int) -> None:
     )
 
 
+def sizes_for(known: dict[str, Any]) -> Sizes:
+    """Return the sizes for a device of such `facts`; a GPU without bfloat16, as a T4, is timed in float16."""
+    if known["platform"] == "cpu":
+        return SMALL
+    dtype = "float16" if known["compute_capability"].startswith("7.") else "bfloat16"
+    return Sizes(speeds=kernels.Sizes(dtype=dtype))
+
+
 def measure_kernels(sizes: Sizes) -> dict[str, Any]:
     """Measure copies, products and kernels; bytes and FLOP a second."""
-    bandwidth = kernels.copy_bandwidth(sizes.speeds)
-    found = {"copy_bytes_per_second": bandwidth, "bfloat16_flops": kernels.gemm_flops(sizes.speeds)}
+    bandwidth, dtype = kernels.copy_bandwidth(sizes.speeds), sizes.speeds.dtype
+    found = {"copy_bytes_per_second": bandwidth, f"{dtype}_flops": kernels.gemm_flops(sizes.speeds)}
     found |= kernels.measure(sizes.speeds, sizes.impl)
     if resolve_impl(sizes.impl) == "gpu":
         found |= {f"xla_{name}": value for name, value in kernels.measure(sizes.speeds, "xla").items()}
@@ -281,8 +290,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--out {args.out}: there is no folder {args.out.absolute().parent}")
 
     os.environ.setdefault(GPU_SWITCH, "triton")  # a GPU's kernels that are to be checked, and not its default
+    claim_gpu_share()  # what follows opens the devices before an engine would
     known = facts()
-    trial, sizes = known["platform"] == "cpu", SMALL if known["platform"] == "cpu" else Sizes()
+    trial, sizes = known["platform"] == "cpu", sizes_for(known)
     print(f"{known['devices']} x {known['device']}, kernels: {known['kernels']}; {known['mode']}", flush=True)
     record = Record(args.out, known, minutes=args.minutes)
     check_kernels(record, sizes, args.seed)

@@ -12,7 +12,8 @@ make_venv() {
         return 1
     fi
     if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-        echo "$python is $("$python" -V 2>&1); jpaged needs 3.11 or later (set PYTHON to choose one)" >&2
+        echo "$python is $("$python" -V 2>&1); jpaged needs 3.11 or later: set PYTHON to choose one, or make .venv of" \
+            "another by 'pip install uv' and 'uv venv --python 3.12 --seed .venv'" >&2
         return 1
     fi
     echo "making .venv with $("$python" -V 2>&1)"
@@ -51,19 +52,21 @@ pip_install() {
         name=PIP_${pair% *}
         for value in ${!name:-}; do options+=("--${pair#* }" "$value"); done
     done
+    case ${PIP_NO_INDEX:-0} in 0 | false | no | off) ;; *) options+=(--no-index) ;; esac
     if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then options+=(--compile-bytecode); else pip_options+=(--no-compile); fi
     { [ -x "$uv" ] && "$uv" pip install --quiet --python "$python" "${options[@]}" "$@"; } ||
         "$python" -m pip install --quiet --disable-pip-version-check "${pip_options[@]}" "$@"
 }
 
-# install_jpaged [EXTRAS]: install jpaged and JAX for CPU, editable, with the extras if some are given (test,docs).
+# install_jpaged [EXTRAS]: install jpaged, editable, with the extras if some are given (test,docs); JAX is for CPUs unless
+# one of them is another device's.
 # The stamp of an installation is a copy of the pyproject.toml that was installed, one for each extra.
 install_jpaged() {
     local stamps=(.venv/jpaged-installed) extra stamp missing=
     for extra in $(tr , ' ' <<<"${1:-}"); do stamps+=(".venv/jpaged-installed-$extra"); done
     for stamp in "${stamps[@]}"; do cmp -s pyproject.toml "$stamp" || missing=yes; done
     [ -n "$missing" ] || return 0
-    echo "installing jpaged${1:+ with $1} and JAX for CPU into .venv: once, for some minutes"
+    echo "installing jpaged${1:+ with $1} into .venv: once, for some minutes"
     say_while "installing into .venv" pip_install "$venv" -e ".${1:+[$1]}"
     for stamp in "${stamps[@]}"; do cp pyproject.toml "$stamp"; done
 }

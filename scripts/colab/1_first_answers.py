@@ -16,7 +16,7 @@
 # it the way an operating system stores programs, in small blocks that are handed out when needed and given back at
 # once.
 #
-# This notebook asks a small model (SmolLM2, 135 million parameters, 94 MB) a few questions and then draws its memory.
+# This notebook asks a small model (SmolLM2, 135 million parameters, 94 MiB) a few questions and then draws its memory.
 # It runs on a CPU, a T4 GPU or a TPU v5e-1: take what *Runtime → Change runtime type* offers. The cell below installs
 # jpaged for what is there, and does nothing where it is installed.
 
@@ -41,7 +41,7 @@ if importlib.util.find_spec("jpaged") is None:
         raise RuntimeError(
             f"SOURCE={SOURCE!r}: write an address, a checkout's folder or a wheel there, or JPAGED_SOURCE"
         )
-    on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or Path("/dev/accel0").exists()
+    on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or any(map(os.path.exists, ("/dev/accel0", "/dev/vfio/0")))
     device = "tpu" if on_tpu else "cuda12" if shutil.which("nvidia-smi") else "cpu"
     where = f"git+{SOURCE}" if "://" in SOURCE else Path(SOURCE).resolve().as_uri()
     package = f"jpaged[{device},notebooks] @ {where}"
@@ -75,6 +75,7 @@ llm = LLM(
     max_model_len=MAX_MODEL_LEN,
     max_num_seqs=MAX_NUM_SEQS,
     max_num_batched_tokens=64,
+    block_size=16,  # what a GPU and a CPU have by default; a TPU has 128
     kv_cache_memory_bytes=48 << 20,  # small on purpose: 68 blocks in float32, so that the drawing can be read
 )
 print(f"{device.device_kind}: {llm.dtype}, {llm.memory_report().num_pages} blocks of 16 tokens")

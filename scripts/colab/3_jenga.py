@@ -41,7 +41,7 @@ if importlib.util.find_spec("jpaged") is None:
         raise RuntimeError(
             f"SOURCE={SOURCE!r}: write an address, a checkout's folder or a wheel there, or JPAGED_SOURCE"
         )
-    on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or Path("/dev/accel0").exists()
+    on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or any(map(os.path.exists, ("/dev/accel0", "/dev/vfio/0")))
     device = "tpu" if on_tpu else "cuda12" if shutil.which("nvidia-smi") else "cpu"
     where = f"git+{SOURCE}" if "://" in SOURCE else Path(SOURCE).resolve().as_uri()
     package = f"jpaged[{device},notebooks] @ {where}"
@@ -124,6 +124,7 @@ llm = LLM(
     max_model_len=512,
     max_num_seqs=8,
     max_num_batched_tokens=128,
+    block_size=16,
     kv_cache_memory_bytes=16 << 20,
 )
 groups = llm.memory_report().groups
@@ -241,6 +242,7 @@ def serve(window: int) -> tuple[float, int]:
             max_model_len=448,
             max_num_seqs=16,
             max_num_batched_tokens=512,
+            block_size=16,
             kv_cache_memory_bytes=POOL_MIB << 20,
         )
     before, batches = engine.stats().num_steps, []

@@ -36,7 +36,7 @@ if importlib.util.find_spec("jpaged") is None:
         raise RuntimeError(
             f"SOURCE={SOURCE!r}: write an address, a checkout's folder or a wheel there, or JPAGED_SOURCE"
         )
-    on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or Path("/dev/accel0").exists()
+    on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or any(map(os.path.exists, ("/dev/accel0", "/dev/vfio/0")))
     device = "tpu" if on_tpu else "cuda12" if shutil.which("nvidia-smi") else "cpu"
     where = f"git+{SOURCE}" if "://" in SOURCE else Path(SOURCE).resolve().as_uri()
     package = f"jpaged[{device},notebooks] @ {where}"

@@ -39,7 +39,7 @@ if importlib.util.find_spec("jpaged") is None:
         raise RuntimeError(
             f"SOURCE={SOURCE!r}: write an address, a checkout's folder or a wheel there, or JPAGED_SOURCE"
         )
-    on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or Path("/dev/accel0").exists()
+    on_tpu = "TPU_ACCELERATOR_TYPE" in os.environ or any(map(os.path.exists, ("/dev/accel0", "/dev/vfio/0")))
     device = "tpu" if on_tpu else "cuda12" if shutil.which("nvidia-smi") else "cpu"
     where = f"git+{SOURCE}" if "://" in SOURCE else Path(SOURCE).resolve().as_uri()
     package = f"jpaged[{device},notebooks] @ {where}"
@@ -66,12 +66,20 @@ MINUTES = 25
 # happens in a process of its own, so that a kernel that brings the device down does not take the notebook with it.
 
 # %%
+import tempfile
+
 file = Path("first_run.json").resolve()
+file.unlink(missing_ok=True)  # of an earlier run
+log = tempfile.TemporaryFile("w+")
 command = [sys.executable, "-m", "scripts.first_run", "--out", str(file), "--minutes", str(MINUTES)]
-with subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
+with subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, stderr=log, text=True) as running:
     assert running.stdout is not None
     for line in running.stdout:
         print(line[:160].rstrip())
+if not file.exists() or running.returncode not in (0, 1):  # 1: something was found to be wrong
+    log.seek(0)
+    print(f"the run broke off with status {running.returncode}:\n{log.read()[-2000:]}")
+log.close()
 
 # %% [markdown]
 # ## What was found

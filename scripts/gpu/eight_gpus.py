@@ -36,20 +36,20 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=256, help="prompts sent at once (256)")
     parser.add_argument("--max-model-len", type=int, default=2048, help="longest sequence in tokens (2048)")
     args = parser.parse_args()
-    if jax.device_count() < args.devices:
-        print(f"--devices {args.devices}, but JAX sees {jax.device_count()}", file=sys.stderr)
-        return 2
-
     from jpaged import LLM, SamplingParams
 
+    try:  # before JAX's first device: the engine takes 95 % of each GPU then
+        llm = LLM(
+            args.model,
+            tensor_parallel_size=args.devices,
+            max_model_len=args.max_model_len,
+            max_num_seqs=args.batch,
+            max_num_batched_tokens=max(2048, args.batch),
+        )
+    except ValueError as error:  # fewer devices, too little memory, no such model
+        print(error, file=sys.stderr)
+        return 2
     print(f"{args.devices} x {jax.devices()[0].device_kind}")
-    llm = LLM(
-        args.model,
-        tensor_parallel_size=args.devices,
-        max_model_len=args.max_model_len,
-        max_num_seqs=args.batch,
-        max_num_batched_tokens=max(2048, args.batch),
-    )
     llm.warmup()
     print(llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=32), use_tqdm=False)[0].outputs[0].text)
     params = SamplingParams(temperature=1.0, max_tokens=128, ignore_eos=True)

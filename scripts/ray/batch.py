@@ -16,7 +16,7 @@ import typer
 
 
 def main(
-    prompts: Annotated[str, typer.Argument(help="File or folder of JSON lines (.jsonl) or Parquet.")],
+    prompts: Annotated[str, typer.Argument(help="File of JSON lines (.jsonl), or file or folder of Parquet.")],
     answers: Annotated[str, typer.Argument(help="Folder for the answers.")],
     model: Annotated[str, typer.Option(help="What LLM takes as a model.")] = "smollm2-135m",
     column: Annotated[str, typer.Option(help="Column of the prompts.")] = "prompt",

@@ -32,7 +32,7 @@ def main(
     ] = None,
     allow_anonymous: Annotated[bool, typer.Option("--allow-anonymous", help="Any address without keys.")] = False,
     max_model_len: Annotated[int | None, typer.Option(min=1, help="Most tokens of a sequence.")] = None,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences that a replica runs at once.")] = 64,
+    max_num_seqs: Annotated[int | None, typer.Option(min=1, help="Sequences that a replica runs at once (64).")] = None,
     kv_cache_memory_bytes: Annotated[int | None, typer.Option(min=1, help="Bytes of a replica's KV pool.")] = None,
     engine: Annotated[str, typer.Option(help="Further arguments of LLM, as a JSON object.")] = "{}",
     server: Annotated[str, typer.Option(help="Further settings of each server, as a JSON object.")] = "{}",
@@ -46,16 +46,15 @@ def main(
     """Serve until SIGINT or SIGTERM."""
     from jpaged.integrations.ray import RayArguments
 
-    limits: dict[str, Any] = {"max_num_seqs": max_num_seqs}
-    limits |= {} if max_model_len is None else {"max_model_len": max_model_len}
-    limits |= {} if kv_cache_memory_bytes is None else {"kv_cache_memory_bytes": kv_cache_memory_bytes}
+    limits = {"max_num_seqs": max_num_seqs, "max_model_len": max_model_len}
+    limits |= {"kv_cache_memory_bytes": kv_cache_memory_bytes}
     settings = {"model": served_model_name or model, "host": host, "allow_anonymous": allow_anonymous}
     resources: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus}
     try:
         arguments = RayArguments(
             model=model,
-            engine=_mapping("--engine", engine) | limits,
-            server=_mapping("--server", server) | settings,
+            engine={"max_num_seqs": 64} | _with_flags("--engine", engine, limits),
+            server=_with_flags("--server", server, settings),
             api_keys_file=api_keys_file,
             warmup=warmup,
             min_replicas=min_replicas,
@@ -68,14 +67,21 @@ def main(
     _serve(arguments, host, port, address)
 
 
-def _mapping(option: str, text: str) -> dict[str, Any]:
+def _with_flags(option: str, text: str, flags: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object and what flags of their own gave (None = nothing); refuses one that says something else."""
     try:
         found = json.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):
         raise typer.BadParameter(f"{option} {text} is not a JSON object")
-    return found
+    given = {name: value for name, value in flags.items() if value is not None}
+    for name in sorted(found.keys() & given.keys()):
+        if found[name] != given[name]:
+            raise typer.BadParameter(
+                f"{option} has {name}={found[name]!r}, and the flag for it {given[name]!r}: give the flag alone"
+            )
+    return found | given
 
 
 def _serve(arguments: Any, host: str, port: int, address: str | None) -> None:

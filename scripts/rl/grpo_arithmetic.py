@@ -11,6 +11,7 @@ import argparse
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from grpo import Report, Settings, Trainer, train
@@ -40,6 +41,8 @@ class Run:
 
 def main() -> None:
     args = _arguments()
+    if args.plot is not None and find_spec("matplotlib") is None:  # before an hour of training
+        raise SystemExit("--plot needs matplotlib: pip install '.[bench]'")
     engine = {"max_model_len": 64, "max_num_seqs": args.prompts * args.samples, "kv_cache_memory_bytes": 128 << 20}
     runs = {}
     for seed in dict.fromkeys(args.seed):
@@ -92,7 +95,7 @@ def table(runs: Mapping[int, Run]) -> str:
     """
     seeds, first_run = list(runs), next(iter(runs.values()))
     titles = ["mean reward" + (f", seed {seed}" if len(runs) > 1 else "") for seed in seeds]
-    columns = ["steps", *titles, "divergence", "largest \\|ratio - 1\\|", "CPU seconds so far"]
+    columns = ["steps", *titles, "divergence", "a ratio's largest distance from 1", "CPU seconds so far"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     steps = len(first_run.reports)
     for first in range(0, steps, 5):

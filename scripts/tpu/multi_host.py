@@ -6,15 +6,16 @@ Create a slice of several hosts, say v5e-16 (4 hosts of 4 chips), and put this r
         --version v2-alpha-tpuv5-lite
     gcloud compute tpus tpu-vm ssh slice --zone us-central1-a --worker all --command 'git clone REPOSITORY jpaged'
 
-Install, on all hosts:
+(v6e-16 is of --version v2-alpha-tpuv6e.) Install, on all hosts; these images have Python 3.10, so uv fetches another:
 
     gcloud compute tpus tpu-vm ssh slice --zone us-central1-a --worker all --command \
-        'cd jpaged && python3 -m venv .venv && .venv/bin/pip install -e ".[tpu]"'
+        'cd jpaged && python3 -m pip install --user uv && ~/.local/bin/uv venv --python 3.12 --seed .venv &&
+         .venv/bin/pip install -e ".[tpu]"'
 
-Run, on all hosts at once:
+Run, on all hosts at once (HF_TOKEN for a gated model such as this one):
 
     gcloud compute tpus tpu-vm ssh slice --zone us-central1-a --worker all --command \
-        'cd jpaged && .venv/bin/python scripts/tpu/multi_host.py --model meta-llama/Llama-3.1-8B-Instruct'
+        'cd jpaged && HF_TOKEN=... .venv/bin/python scripts/tpu/multi_host.py --model meta-llama/Llama-3.1-8B-Instruct'
 
 On a TPU slice the hosts find each other. Elsewhere give each process the address of process 0, the number of processes
 and which it is, which can be tried on one machine without any accelerator:

@@ -4,7 +4,8 @@
 #   HF_TOKEN=... bash scripts/tpu/v5e_8.sh
 #
 # Llama-3.1-8B is 16 GB in bfloat16: 2 GB a chip, one of its eight KV heads a chip, and about 11 GB a chip left for the
-# pool. MODEL=meta-llama/Llama-3.3-70B-Instruct is 141 GB: 17.6 GB a chip, which needs v6e-8.
+# pool. MODEL=meta-llama/Llama-3.3-70B-Instruct is 141 GB: 17.6 GB a chip, which needs v6e-8, and more disk than a TPU VM
+# comes with (100 GB): HF_HOME names a folder on another one.
 #
 # Expect: "8 x TPU v5 lite"; minutes of loading and compiling (less the second time); one answer; then the output
 # tokens/s of 256 prompts sent at once, and the most that the chips' memory would allow.

@@ -76,7 +76,8 @@ def planned(model: str, device: str, settings: dict[str, int], **chosen: str) ->
 @pytest.mark.parametrize("name", DEVICES)
 def test_the_first_notebooks_step_compiles_for_colabs_devices_and_copies_neither_weights_nor_pool(name):
     model, settings = engine_of("1_first_answers.py")
-    assert set(settings) == {"max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"}
+    limits = {"max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"}
+    assert set(settings) == limits | {"block_size"} and settings["block_size"] == 16  # as the texts say
     made = planned(model, name, settings, **DEVICES[name][2])
     assert made.dtype == {"T4": "float16", "TPU v5e-1": "bfloat16"}[name]
     matrix = 2 * 1536 * 576 * 2  # the widest of a layer, in two bytes a weight: a T4 turns bfloat16 into float32 copies

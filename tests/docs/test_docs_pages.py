@@ -82,18 +82,19 @@ def test_every_paper_that_the_code_names_by_number_is_on_the_page_of_papers():
 
 def test_tables_are_not_broken_by_what_stands_in_them():
     """Every row of a table has as many cells as its head."""
-    for name in ("from_vllm.md", "limits.md", "api/index.md", "papers.md"):
+    heads = 0
+    for name in sorted(DOCS):
         rows = re.findall(r"^\|.*\|$", shown(name), re.MULTILINE)
-        heads, cells = 0, 0
+        cells = 0
         for row in rows:
             count = len(re.findall(r"(?<!\\)\|", row))
-            if re.fullmatch(r"[|\- ]+", row) and "---" in row:
+            if re.fullmatch(r"[|\-: ]+", row) and "---" in row:
                 heads += 1
                 assert count == cells, row
             elif heads and cells and count != cells:
-                assert rows.index(row) + 1 < len(rows) and set(rows[rows.index(row) + 1]) <= set("|- "), row
+                assert rows.index(row) + 1 < len(rows) and set(rows[rows.index(row) + 1]) <= set("|-: "), row
             cells = count
-        assert heads
+    assert heads > 100
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from scripts import first_run
 from scripts.benchmarks import first_run_report
-from scripts.benchmarks.gpu_check import correctness
+from scripts.benchmarks.gpu_check import correctness, kernels
 
 ROOT = Path(__file__).parents[2]
 RUN = {
@@ -68,6 +68,19 @@ def test_nothing_begins_when_the_minutes_are_over(tmp_path):
     record = record_of(tmp_path, minutes=-1)
     record.add_part("late", lambda: pytest.fail("it began"))
     assert kept(tmp_path)["failed"] == {"late": "not begun: the minutes were over"}
+
+
+def test_a_gpu_without_bfloat16_is_timed_in_float16(monkeypatch):
+    """Else its own kernels would run nowhere, and XLA's be timed twice."""
+    given = {"T4": ("gpu", "7.5"), "A100": ("gpu", "8.0"), "v5e": ("tpu", ""), "CPU": ("cpu", "")}
+    sizes = {name: first_run.sizes_for({"platform": p, "compute_capability": c}) for name, (p, c) in given.items()}
+    found = {name: one.speeds.dtype for name, one in sizes.items()}
+    assert found == {"T4": "float16", "A100": "bfloat16", "v5e": "bfloat16", "CPU": "bfloat16"}
+    assert sizes["CPU"] is first_run.SMALL
+    timed = []
+    monkeypatch.setattr(kernels, "seconds_a_call", lambda call, carry, repeats: timed.append(str(carry.dtype)) or 1.0)
+    kernels.measure(replace(first_run.SMALL.speeds, dtype="float16"), "xla")
+    assert timed == ["float16"] * 4
 
 
 @pytest.mark.nightly

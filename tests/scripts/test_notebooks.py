@@ -216,6 +216,14 @@ def test_a_checkout_around_the_notebook_is_found_and_goes_before_the_address(syn
     assert installing(placed, TPU_ACCELERATOR_TYPE="v5litepod-1").startswith("jpaged[tpu,notebooks]")
 
 
+def test_a_tpu_is_known_by_its_device_too(sync, installing, monkeypatch):
+    """Colab names it in a variable; a VM of v5e or v6e has its chips as groups of VFIO."""
+    placed = nbformat.reads(sync.notebook(SCRIPTS[0], ADDRESS), as_version=4).cells[1].source
+    for device in ("/dev/accel0", "/dev/vfio/0"):
+        monkeypatch.setattr("os.path.exists", device.__eq__)
+        assert installing(placed).startswith("jpaged[tpu,notebooks]")
+
+
 def test_notebooks_read_no_other_variable():
     asked = {name for script in SCRIPTS for name in re.findall(r"environ\S*?[\[(]\"(\w+)\"", script.read_text())}
     assert asked == {"JPAGED_SOURCE"}

@@ -60,6 +60,9 @@ def main() -> int:
 
     import jax
 
+    from jpaged.execution.device_memory import claim_gpu_share
+
+    claim_gpu_share()  # before JAX opens the GPU: `jpaged plan` counts with it, and so does an engine
     if jax.default_backend() != "gpu":
         print(f"gpu_check needs an NVIDIA GPU; JAX runs on {jax.default_backend()!r} here", file=sys.stderr)
         return 2

@@ -22,7 +22,7 @@ from pallas_kernels.platform import Impl
 
 @dataclass(frozen=True)
 class Sizes:
-    """Says how large what is measured is, in bfloat16. The defaults are an 8B Llama's attention."""
+    """Says how large what is measured is, in a dtype of two bytes. The defaults are an 8B Llama's attention."""
 
     batch: int = 64
     context: int = 4096
@@ -37,6 +37,7 @@ class Sizes:
     repeats: int = 20
     yardstick_bytes: int = 1 << 30
     gemm: int = 8192
+    dtype: str = "bfloat16"
 
     @property
     def kv_bytes(self) -> int:
@@ -69,10 +70,10 @@ def copy_bandwidth(sizes: Sizes) -> float:
 
 
 def gemm_flops(sizes: Sizes) -> float:
-    """Measure the FLOP/s of a square bfloat16 product."""
+    """Measure the FLOP/s of a square product."""
     n = sizes.gemm
-    a = jax.random.normal(jax.random.key(0), (n, n), jnp.bfloat16)
-    return 2 * n**3 / seconds_a_call(lambda x: jnp.dot(x, x) * jnp.bfloat16(n**-0.5), a, sizes.repeats)
+    a = jax.random.normal(jax.random.key(0), (n, n), sizes.dtype)
+    return 2 * n**3 / seconds_a_call(lambda x: jnp.dot(x, x) * jnp.asarray(n**-0.5, x.dtype), a, sizes.repeats)
 
 
 def decode_seconds(sizes: Sizes, impl: Impl | None) -> float:
@@ -104,12 +105,12 @@ def _tables(sizes: Sizes) -> jax.Array:
 def _view(sizes: Sizes) -> jax.Array:
     blocks = sizes.batch * (sizes.context // sizes.block_size)
     shape = view_shape(blocks, sizes.layers, sizes.kv_heads, sizes.head_dim, sizes.block_size)
-    return jax.random.normal(jax.random.key(1), shape, jnp.bfloat16)
+    return jax.random.normal(jax.random.key(1), shape, sizes.dtype)
 
 
 def _queries(sizes: Sizes, tokens: int) -> jax.Array:
     shape = (tokens, sizes.kv_heads, sizes.group, sizes.head_dim)
-    return jax.random.normal(jax.random.key(2), shape, jnp.bfloat16)
+    return jax.random.normal(jax.random.key(2), shape, sizes.dtype)
 
 
 def measure(sizes: Sizes, impl: Impl | None) -> dict[str, float]:
@@ -118,7 +119,7 @@ def measure(sizes: Sizes, impl: Impl | None) -> dict[str, float]:
     random = np.random.default_rng(0)
     view = _view(sizes)
     blocks = len(view)
-    kv = jax.random.normal(jax.random.key(3), (2, sizes.writes, sizes.kv_heads, sizes.head_dim), jnp.bfloat16)
+    kv = jax.random.normal(jax.random.key(3), (2, sizes.writes, sizes.kv_heads, sizes.head_dim), sizes.dtype)
     slots = jnp.asarray(random.permutation(blocks * sizes.block_size)[: sizes.writes], jnp.int32)
     write = seconds_a_call(lambda v: kv_write(v, 1, kv[0], kv[1], slots, impl=impl), view, sizes.repeats)
     view = _view(sizes)  # the one before was donated

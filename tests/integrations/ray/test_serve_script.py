@@ -24,7 +24,13 @@ def command(*options):
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [(("--host", "0.0.0.0"), "no key"), (("--routing", "random"), "routing"), (("--engine", "{"), "--engine")],
+    [
+        (("--host", "0.0.0.0"), "no key"),
+        (("--routing", "random"), "routing"),
+        (("--engine", "{"), "--engine"),
+        (("--server", '{"host": "127.0.0.2"}'), "host='127.0.0.2', and the flag for it '127.0.0.1'"),
+        (("--engine", '{"max_model_len": 8}', "--max-model-len", "9"), "max_model_len=8"),
+    ],
 )
 def test_what_is_wrong_is_told_before_anything_starts(options, named):
     done = subprocess.run(command("m", *options), env=ENV, capture_output=True, text=True)

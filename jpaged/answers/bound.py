@@ -64,8 +64,8 @@ class BoundFormat:
         """Tell whether a text without special tokens lacks the marks of thoughts."""
         marks = self.form.thought
         texts = () if marks is None else (*marks.begin, *marks.end)
-        hidden = () if self._tokenizer is None else self._tokenizer.all_special_ids
-        return any(token in hidden for mark, token in self.tokens.items() if any(mark in text for text in texts))
+        tokens = (token for mark, token in self.tokens.items() if any(mark in text for text in texts))
+        return any(_is_hidden(self._tokenizer, token, self._added) for token in tokens)
 
     @property
     def end_tokens(self) -> list[int]:
@@ -138,10 +138,14 @@ def mark_token(tokenizer: Any, text: str, added_tokens: Mapping[int, Any]) -> in
     token = token_of(tokenizer, text)
     if token is None:
         return None
+    tagged = token in added_tokens and text.startswith("<") and text.endswith(">")
+    return token if tagged or _is_hidden(tokenizer, token, added_tokens) else None
+
+
+def _is_hidden(tokenizer: Any, token: int, added_tokens: Mapping[int, Any]) -> bool:
+    """Tell whether a text without special tokens lacks a token; many that are special have no role in `tokenizer`."""
     added = added_tokens.get(token)
-    if added is None:
-        return token if token in tokenizer.all_special_ids else None
-    return token if added.special or (text.startswith("<") and text.endswith(">")) else None
+    return token in tokenizer.all_special_ids if added is None else added.special
 
 
 def format_of(tools: str | None, thoughts: str | None, tokenizer: Any = None) -> AnswerFormat:

@@ -265,6 +265,7 @@ class InputProcessor:
                 request_id=request_id,
                 sequences=sequences[i * width : (i + 1) * width],
                 params=params,
+                prompt_logprobs={},
                 held={},
                 pause_times=[],
             )

@@ -5,6 +5,7 @@ Another value of a setting is the first of `VALUES` that its check takes, so tha
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from jpaged.engine.builder import build_engine
 from jpaged.engine.program_folder import engine_facts, with_compiled_pool
 from jpaged.engine.saved_state.identity import pool_difference, pool_facts
 from jpaged.engine.saved_state.keeper import settings_data
+from jpaged.engine.saved_state.keeper import settings_of as restored
 from jpaged.engine.sizes import sized
 from jpaged.engine.step_dump import replay_step
 from jpaged.engine.whole_prompts import for_whole_prompts
@@ -260,6 +262,12 @@ def test_a_state_from_before_there_was_a_setting_has_its_default():
 def test_only_a_setting_that_affects_blocks_says_where_that_is_seen():
     assert all(name in affecting(EngineConfig, Affects.BLOCKS) for name, one in SETTINGS.items() if one.saved_as)
     assert all(name in affecting(EngineConfig, Affects.PROGRAMS) for name, one in SETTINGS.items() if one.from_model)
+
+
+@each_setting
+def test_a_saved_state_keeps_the_value(name):
+    config = EngineConfig(model="m", **changed(name))
+    assert EngineConfig(**restored(json.loads(json.dumps(settings_data(config))))) == config
 
 
 @each_setting

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from renderings import tokenizer_of
 from tiny_chat_model import byte_level_tokenizer
 from turn_forms import form_of
 
@@ -394,6 +395,18 @@ def test_any_shape_comes_behind_a_thought_that_the_prompt_began(allows, shape, t
     grammar = turn.parameters()["structured_outputs"].grammar
     assert allows(grammar, f"so it is</think>{text}") and allows(grammar, f"{text}</think>  {text}")
     assert not allows(grammar, text) and not allows(grammar, f"so it is</think>{other}")
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gpt_oss", "mistral_args"])
+@pytest.mark.parametrize("shown", [False, True])
+@pytest.mark.parametrize("beams", [{}, {"use_beam_search": True, "n": 3, "length_penalty": 2.0}])
+def test_the_text_has_the_marks_of_thoughts_that_are_special_tokens(family, shown, beams):
+    body = ChatRequest(messages=[{"role": "user", "content": "hi"}], **beams)
+    params = form_of(body, tokenizer_of(family if shown else None), reasoning_parser=family).params()
+    if beams:
+        assert (params.beam_width, params.length_penalty) == (3, 2.0)
+        params = params.sampling_params()
+    assert params.skip_special_tokens is not shown
 
 
 @pytest.mark.parametrize(

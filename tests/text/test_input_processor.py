@@ -49,6 +49,14 @@ def test_a_prompt_whose_output_nobody_reads_may_have_max_model_len_tokens(inputs
         inputs.process([5] * 65, PREFILL_ONLY, prefill_only=True)
 
 
+def test_requests_for_more_outputs_than_may_run_at_once_share_nothing_that_changes(inputs):
+    """Scores of the prompt, which only the first has, outlast a restart that clears those of the unfinished ones."""
+    first = inputs.process([5] * 8, SamplingParams(n=9, prompt_logprobs=0))
+    for name in ("prompt_logprobs", "held", "pause_times"):
+        own = {id(getattr(request, name)) for request in (first, *first.overflow_requests)}
+        assert len(own) == 3, name
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [

@@ -279,7 +279,14 @@ def saved_settings(folder: str | Path) -> dict[str, Any]:
 
 def settings_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that `settings_data` turned into plain data."""
-    return {name: _SETTINGS[value[0]](**value[1]) if isinstance(value, list) else value for name, value in data.items()}
+    return {name: _setting_of(value) for name, value in data.items()}
+
+
+def _setting_of(value: Any) -> Any:
+    match value:
+        case [str(kind), dict(fields)]:  # two texts are the answers of a reranker
+            return _SETTINGS[kind](**fields)
+    return value
 
 
 class PeriodicSaver:

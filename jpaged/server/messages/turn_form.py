@@ -161,7 +161,7 @@ class TurnForm:
         """
         params = self.turn.params
         if isinstance(params, BeamSearchParams):
-            return params
+            return _MarkedBeams(**vars(params)) if self._shows_marks else params
         shape = {} if self.turn.shape is None else {"structured_outputs": self.turn.shape}
         try:
             return replace(params, **{**shape, **self._bound_of_thoughts(params), **self.parameters()})
@@ -177,8 +177,7 @@ class TurnForm:
     def parameters(self) -> dict[str, Any]:
         """Return the sampling parameters for tool calls or for a shape after a thought. Call `follow` before."""
         if not self._tools:
-            hides = self._thinks and self._form.hides_thoughts and self.turn.hides_marks is not True
-            return self._shape_after_thought() | ({"skip_special_tokens": False} if hides else {})
+            return self._shape_after_thought() | ({"skip_special_tokens": False} if self._shows_marks else {})
         turn, refuse = self.turn, self.turn.names.about
         thought = self._thought
         if turn.covers_thought and thought == "may":
@@ -194,6 +193,11 @@ class TurnForm:
         if (ends := self._form.end_tokens) and isinstance(turn.params, SamplingParams):
             shown["stop_token_ids"] = [*(turn.params.stop_token_ids or ()), *ends]
         return {"structured_outputs": StructuredOutputsParams(grammar=grammar), **shown}
+
+    @property
+    def _shows_marks(self) -> bool:
+        """Tell whether the text needs special tokens, without which thoughts would be part of the answer."""
+        return self._thinks and self._form.hides_thoughts and self.turn.hides_marks is not True
 
     def _tool_grammar(self, thought: Thought) -> str:
         choice, shape, functions = self.turn.choice, self.turn.shape, _described(self._callable())
@@ -256,6 +260,13 @@ class TurnForm:
         end = self._form.end_of_thought
         decode = partial(tokenizer.decode, skip_special_tokens=self.turn.hides_marks is not False)
         return ThoughtTokens(reader, end, decode)
+
+
+class _MarkedBeams(BeamSearchParams):
+    """The text of the outputs has special tokens."""
+
+    def sampling_params(self) -> SamplingParams:
+        return replace(super().sampling_params(), skip_special_tokens=False)
 
 
 def _listed(names: list[str]) -> str:

@@ -77,6 +77,10 @@ def test_a_prefix_that_ends_inside_a_picture_is_found(engine, checkpoint):
 def test_pictures_of_odd_shapes_in_one_batch_give_what_each_gives_alone(engine, checkpoint):
     """One pixel, one row or column of 200, and others, before and after prompts that are refused."""
     sizes = [(1, 1), (1, 200), (200, 1), (2, 399), (56, 40), (1, 2)]
+    if checkpoint[2] == "lfm2_vl_plain":  # uncut, a narrow picture may have more tokens than its file allows
+        with pytest.raises(ValueError, match="399 x 2 pixels are too oblong: they make 89 tokens, the limit is 80"):
+            engine.generate([prompt((2, *pictures((2, 399), seed=53), 3), seed=3)], GREEDY, use_tqdm=False)
+        sizes[3] = (2, 299)
     asked = [prompt((2, *pictures(size, seed=50 + n), 3), seed=n) for n, size in enumerate(sizes)]
     between = [part for picture in pictures(*sizes[:3], seed=60) for part in (1, picture)]
     asked.append(prompt((*between, 2), seed=9))

@@ -31,7 +31,7 @@ REASONS = {
     r"(\S+/)?pip (install|download|wheel) ": "installs; scripts/check_wheel.sh and try_as_new.py install a wheel",
     r"python3? -m (venv|build) ": "makes environments and packages; scripts/check_wheel.sh does it",
     r"bash scripts/(demo|test|aot_env)\.sh|source ": "makes an environment of gigabytes; .ci/run does it",
-    r"(\S+=\S+ )*scripts/benchmarks/peer_engines/environment\.sh ": "installs another engine, of gigabytes",
+    r"scripts/benchmarks/peer_engines/environment\.sh ": "installs another engine, of gigabytes",
     r"jpaged plan |jpaged compile .*--device |bash scripts/plan": "compiles for minutes: tests/aot/test_aot_plan.py",
     r"jpaged bench ": "measures for minutes; tests/bench does it on a small model",
     r"(taskset \S+ \S+ )?(\S+=\S+ )*(\S+/)?python scripts/(bench|sharing|gpu|tpu|peers|ray|rl|install|import)[_/]": (

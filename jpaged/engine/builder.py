@@ -190,7 +190,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
                 scored=config.cumulative_logprobs,
                 draws=not encodes,
             ),
-            can_swap=config.preemption_mode != "recompute",
+            can_swap=config.moves_blocks,
             draft=drafting.program,
             examples=image_examples(loaded.model, rows) if no_images is None else (),
             programs=open_programs(config, loaded, spec, max_model_len, collect),

@@ -87,22 +87,25 @@ class EvictionLevels:
         end, retention, level = policy.prefix_end(logical, size), sequence.request.retention, 0
         protect = any(logical in run for run in sequence.predicted[g])
         if is_cached and (retention is not None or self._retention):
-            level = self._asked_level(retention, g, block, end)
+            link = self._cache.link(g, block)
+            assert link is not None, "a cached block has a content"
+            level = self._asked_level(retention, g, link, end)
         self._in_use.pop((g, block), None)
         if is_cached and not level and junction and end == junction and not protect:
             self._in_use[g, block] = self._kv_at(sequence, end)
             return key.at_level(IN_USE), protect
-        if level <= 0 and is_unlikely and not protect:
-            return key.at_level(min(level, UNLIKELY)), False
+        level = _lowered(level, is_unlikely and not protect)
         if level:
             return key.at_level(level), False  # the user knows better than the prediction
         return key, protect
 
-    def _asked_level(self, retention: CacheRetention | None, g: int, block: int, end: int) -> int:
-        """Return the level that requests gave to a cached block whose prefix ends at `end`, after noting what the one
-        that releases it asks for."""
-        link = self._cache.link(g, block)
-        assert link is not None, "a cached block has a content"
+    def of_answer(self, sequence: BlockTables, g: int, link: Link, end: int, *, is_unlikely: bool) -> int:
+        """Return the level of a state that an answer leaves after `end` tokens, for when it is released."""
+        return _lowered(self._asked_level(sequence.request.retention, g, link, end), is_unlikely)
+
+    def _asked_level(self, retention: CacheRetention | None, g: int, link: Link, end: int) -> int:
+        """Return the level that requests gave to a content whose prefix ends at `end`, after noting what the one that
+        releases it asks for."""
         asked = None if retention is None else level_at(retention, end - 1)
         if asked is not None:
             self._retention.note(g, link.digest, *asked)
@@ -147,6 +150,11 @@ class EvictionLevels:
                 link = self._cache.link(g, block) if key.level == IN_USE else None
                 if link is not None and not self._retention.level(g, link.digest):
                     self._in_use[g, block] = []
+
+
+def _lowered(level: int, is_unlikely: bool) -> int:
+    """Return the level of a block that hardly any prefix will need, unless requests asked for a higher one."""
+    return min(level, UNLIKELY) if level <= 0 and is_unlikely else level
 
 
 def unlikely_blocks(sequence: BlockTables, g: int, passed: range, length: int) -> set[int]:

@@ -158,12 +158,9 @@ class TableUpdater:
             return  # it was not copied, so it is gone
         policy, size = sequence.request.groups[g]
         links = self._cache.chain(sequence, g).links
-        link, retention = links[length // size - 1], sequence.request.retention
-        asked = None if retention is None else level_at(retention, length - 1)
-        if asked is not None:
-            self._retention.note(g, link.digest, *asked)
-        level, hardly = self._retention.level(g, link.digest), self._checkpoints.is_unlikely(Guess.AT_END)
-        self._step.levels[g, block] = min(level, UNLIKELY) if level <= 0 and hardly and self._aligned else level
+        link, hardly = links[length // size - 1], self._checkpoints.is_unlikely(Guess.AT_END)
+        level = self.levels.of_answer(sequence, g, link, length, is_unlikely=hardly and self._aligned)
+        self._step.levels[g, block] = level
         self._remember(g, block, link, UNLIKELY if hardly else 0)
         before = policy.answer_end(length - 1, size)
         old = self._cache.find(g, links[before // size - 1]) if before else None

@@ -23,7 +23,7 @@ MOST_KEPT_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Media:
-    """What a prompt has besides text.
+    """Holds what a prompt has besides text.
 
     Attributes:
         images: the images; or mappings with features of images.
@@ -77,7 +77,7 @@ Place = Callable[[Sequence[Span], str | None], tuple[PromptItem, ...]]
 
 
 class Counted(NamedTuple):
-    """What a prompt has of one modality.
+    """Holds what a prompt has of one modality.
 
     Attributes:
         placeholder: what stands for each.

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from scripts.benchmarks.peers import Engine, environments_of, peer_variables, start_engine
+from scripts.benchmarks.peers import OF_PEERS, Engine, environments_of, peer_variables, start_engine
 from scripts.benchmarks.pictures import BEGIN, END, IMAGE, MERGE, drawn, write_qwen
 from scripts.cases import Rows
 
-PEERS = ("openvino", "llamacpp", "vllm")
+PEERS = tuple(name for name in OF_PEERS if name != "jpaged")
 _SCRIPTS = Path(__file__).parent / "peer_engines"
 _ENGINE = _SCRIPTS / "picture_engine.py"
 

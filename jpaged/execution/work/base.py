@@ -54,11 +54,15 @@ class WorkContext:
     examples: tuple[tuple[Mapping[str, np.ndarray], int], ...] = ()
     kernel_impl: Impl | None = None
 
+    @property
+    def moves_blocks(self) -> bool:
+        """Tell whether steps may move blocks out of the pool and back."""
+        return self.can_swap or bool(self.tiers)
+
     @cached_property
     def mover(self) -> BlockMover:
         """Return what copies blocks out of the pool and back."""
-        moves = self.can_swap or bool(self.tiers)
-        return BlockMover(self.spec, self.mesh, *self.on_compile, store=self.store, moves=moves)
+        return BlockMover(self.spec, self.mesh, *self.on_compile, store=self.store, moves=self.moves_blocks)
 
     @cached_property
     def host(self) -> HostStore:

@@ -28,7 +28,7 @@ class SwapOut(PoolWork):
     def __init__(self, context: WorkContext) -> None:
         self.store = context.host
         self._mover = context.mover
-        self._moves = context.can_swap or bool(context.tiers)
+        self._moves = context.moves_blocks
 
     def calls(self, each: Sequence[Sequence[SwapCopy | HostBlock]]) -> Iterable[tuple[Any, Moves]]:
         dropped = [_rows([value for value in values if isinstance(value, HostBlock)], 2) for values in each]

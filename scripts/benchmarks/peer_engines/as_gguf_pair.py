@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from as_gguf import add_config
 from gguf import GGUFWriter, LlamaFileType, get_tensor_name_map
 from gguf.constants import MODEL_ARCH
 from safetensors.numpy import load_file
@@ -22,17 +23,8 @@ def write_text(path: Path, tensors: dict[str, np.ndarray], config: dict[str, Any
     """Write the text model with the vocabulary."""
     eyes, config = config["vision_config"], config["text_config"]
     writer = GGUFWriter(path, "qwen3vl")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    add_config(writer, config)
     writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_num_deepstack_layers(len(eyes["deepstack_visual_indexes"]))
     special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
     words = {number: word for word, number in tokenizer["model"]["vocab"].items()} | special

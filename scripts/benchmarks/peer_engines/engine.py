@@ -54,6 +54,14 @@ def jpaged(form: str, kv: str, model: str, context: int) -> Run:
     return run
 
 
+def openvino_greedy(genai: Any, tokens: int) -> Any:
+    """Return OpenVINO's settings of a greedy answer of so many tokens."""
+    made = genai.GenerationConfig()
+    made.max_new_tokens = made.min_new_tokens = tokens
+    made.ignore_eos, made.do_sample, made.apply_chat_template = True, False, False
+    return made
+
+
 def openvino(form: str, kv: str, model: str, context: int) -> Run:
     import numpy as np
     import openvino as ov
@@ -71,15 +79,9 @@ def openvino(form: str, kv: str, model: str, context: int) -> Run:
         properties["KV_CACHE_PRECISION"] = "f32"
     pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
 
-    def config(tokens: int) -> Any:
-        made = genai.GenerationConfig()
-        made.max_new_tokens = made.min_new_tokens = tokens
-        made.ignore_eos, made.do_sample, made.apply_chat_template = True, False, False
-        return made
-
     def run(requests: Requests) -> list[list[int]]:
         prompts = [ov.Tensor(np.array([r["prompt"]], np.int64)) for r in requests]
-        outputs = pipeline.generate(prompts, [config(r["output"]) for r in requests])
+        outputs = pipeline.generate(prompts, [openvino_greedy(genai, r["output"]) for r in requests])
         return [list(output.m_generation_ids[0]) for output in outputs]
 
     return run

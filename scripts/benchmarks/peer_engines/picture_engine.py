@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from engine import CACHE_GIB, GREEDY, Requests, Run, serve_orders
+from engine import CACHE_GIB, GREEDY, Requests, Run, openvino_greedy, serve_orders
 
 SEQUENCES = 8
 
@@ -50,16 +50,11 @@ def openvino(form: str, kv: str, model: str, context: int) -> Run:
     properties = {"INFERENCE_NUM_THREADS": os.cpu_count(), "INFERENCE_PRECISION_HINT": "f32"}
     pipeline = genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties | {"KV_CACHE_PRECISION": "f32"})
 
-    def config(tokens: int) -> Any:
-        made = genai.GenerationConfig()
-        made.max_new_tokens = made.min_new_tokens = tokens
-        made.ignore_eos, made.do_sample, made.apply_chat_template = True, False, False
-        return made
-
     def run(requests: Requests) -> list[list[int]]:
         pictures = [[ov.Tensor(np.array(_opened(r))[None])] for r in requests]
         texts = [r["text"] for r in requests]
-        outputs = pipeline.generate(texts, images=pictures, generation_config=[config(r["output"]) for r in requests])
+        configs = [openvino_greedy(genai, r["output"]) for r in requests]
+        outputs = pipeline.generate(texts, images=pictures, generation_config=configs)
         made = outputs[0].perf_metrics.get_num_generated_tokens()  # of all prompts
         return [[0] * (made // len(outputs)) for _ in outputs]
 

@@ -224,8 +224,8 @@ def test_tokens_that_only_end_turns_end_a_generation_though_no_key_of_the_file_n
     assert eos_token_ids(source) == (first, first + 1)
 
 
-@pytest.mark.parametrize("end", ["<|end|>", "<|im_end|>", "<end_of_utterance>"])
-def test_a_turn_ends_a_generation_of_files_that_name_the_end_of_texts_only(tmp_path, end):
+@pytest.mark.parametrize("end", ["<|end|>", "<|im_end|>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "[EOT]"])
+def test_ends_of_turns_and_of_texts_end_a_generation_of_files_that_name_one_end_only(tmp_path, end):
     """Phi-3's files, and those of many fine-tuned models, name another token as the end of a sequence."""
     listed = [*TINY["tokenizer.ggml.tokens"], end]
     source = tiny(tmp_path, pre="gpt-2", tokens=listed, token_type=[*TINY["tokenizer.ggml.token_type"], 3])

@@ -34,11 +34,13 @@ from jpaged.text.tokenizer_errors import NamedErrors
 _END_OF_PART = "<|end|>"
 _ENDS_OF_HARMONY = ("<|return|>", "<|call|>")
 _ENDS = (
-    *("<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|im_end|>", "<end_of_utterance>", "<EOT>", "_<EOT>"),
-    *(_END_OF_PART, *_ENDS_OF_HARMONY),
+    *("<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|im_end|>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]"),
+    *(_END_OF_PART, *_ENDS_OF_HARMONY, "<turn|>", "<|tool_response>"),
+    *("<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]"),
 )
-"""Tokens that end a turn or a message of Llama 3, Gemma, Phi, GPT-OSS and models of ChatML; llama.cpp too
-recognises them by their text. `_END_OF_PART` ends only a part of a turn where all of `_ENDS_OF_HARMONY` are tokens."""
+"""Tokens that end a turn or a message of Llama 3, Gemma, Phi, GPT-OSS, Kimi and models of ChatML, and a text; llama.cpp
+too recognises them by their text. `_END_OF_PART` ends only a part of a turn where all of `_ENDS_OF_HARMONY` are tokens.
+``</s>`` is none of them: to Gemma it is a tag of HTML."""
 
 _CASED_WORDS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"

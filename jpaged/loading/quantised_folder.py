@@ -22,10 +22,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jpaged.loading.build_context import build_context
-from jpaged.loading.hugging_face import module_folders
+from jpaged.loading.generation_config import GENERATION_CONFIG, file_fields, read_generation_config
+from jpaged.loading.hugging_face import module_folders, transformers
 from jpaged.loading.open_checkpoint import OpenedModel, open_model
 from jpaged.loading.parameters.targets import abstract_model, targets_of
 from jpaged.loading.pooling_head import HeadlessReader
+from jpaged.loading.registry import is_encoder
 from jpaged.loading.renamed_tensors import LanguageModelReader, RenamedTensors
 from jpaged.loading.safetensors_reader import SafetensorsWeights
 from jpaged.loading.tensor_reader import TensorReader
@@ -156,6 +158,8 @@ def _write(opened: OpenedModel, matrices: set[str], folder: Path, method: str, b
     said = opened.config.given if isinstance(opened.config, ModelConfig) else opened.config.to_dict()
     if isinstance(opened.reader, HeadlessReader):
         said = said | {"tie_word_embeddings": opened.reader.tied}
+    if opened.gguf is not None and (architecture := _architecture(opened)):
+        said = said | {"architectures": [architecture]}
     config = said | {"quantization_config": _described(method, bits, group, plain)}
     (folder / "config.json").write_text(json.dumps(config, indent=2, default=str))
     if opened.source.path.is_dir():
@@ -167,10 +171,26 @@ def _write(opened: OpenedModel, matrices: set[str], folder: Path, method: str, b
             if (opened.source.path / name).is_dir():
                 shutil.copytree(opened.source.path / name, folder / name)
     elif has_tokenizer(opened.source):
-        as_transformers(load_tokenizer(opened.source, opened.gguf)).save_pretrained(folder)
+        tokenizer = load_tokenizer(opened.source, opened.gguf)
+        as_transformers(tokenizer).save_pretrained(folder)
+        generation = read_generation_config("auto", opened.source, opened.gguf, tokenizer)
+        if generation.eos_token_ids:  # config.json has but one of them
+            fields = file_fields(generation.eos_token_ids, generation.sampling)
+            (folder / GENERATION_CONFIG).write_text(json.dumps(fields))
     for file in folder.glob("*.safetensors"):  # the library makes files that only their owner reads
         shutil.copymode(folder / "config.json", file)
     return Written(quantised, list(unfit), fitting)
+
+
+def _architecture(opened: OpenedModel) -> str | None:
+    """Return the name of transformers' class of a model, by which other engines know it; None if it has none."""
+    kind = opened.config.model_type
+    if kind not in (configs := transformers().CONFIG_MAPPING):
+        return None
+    name = configs[kind].__name__.removesuffix("Config")
+    if is_encoder(opened.family, opened.config):
+        return f"{name}Model"
+    return f"{name}LMHeadModel" if kind == "gpt2" else f"{name.removesuffix('Text')}ForCausalLM"
 
 
 def _sizes(opened: OpenedModel, matrices: set[str], method: str, bits: int, group: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from jpaged.cli.main import app
 from jpaged.loading import load_model
 from jpaged.loading.gguf.reader import GGUFFile
+from jpaged.loading.gguf.tokenizer import eos_ids_from_gguf
 from jpaged.loading.open_checkpoint import open_model
 from jpaged.loading.parameters.targets import flat_values
 from jpaged.loading.pooling_head import read_pooling_head
@@ -232,6 +233,9 @@ def test_a_result_larger_than_its_source_is_said_before_it_is_made(tmp_path, met
     out = tmp_path / "out"
     said: list[str] = []
     quantise_folder(source, out, method=method, bits=bits, group_size=32, warn=said.append)
+    config, generation = (json.loads((out / name).read_text()) for name in ("config.json", "generation_config.json"))
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert tuple(generation["eos_token_id"]) == eos_ids_from_gguf(GGUFFile(source))
     written = sum(tensor.nbytes for tensor in load_file(out / "model.safetensors").values())
     before = GGUFFile(source).num_bytes
     assert (written > before) is larger

@@ -142,6 +142,14 @@ def mark_token(tokenizer: Any, text: str, added_tokens: Mapping[int, Any]) -> in
     return token if tagged or _is_hidden(tokenizer, token, added_tokens) else None
 
 
+def hidden_tokens(tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that a text without special tokens lacks; many of them have no role in the tokenizer."""
+    if tokenizer is None:
+        return frozenset()
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset(token for token in (*added, *tokenizer.all_special_ids) if _is_hidden(tokenizer, token, added))
+
+
 def _is_hidden(tokenizer: Any, token: int, added_tokens: Mapping[int, Any]) -> bool:
     """Tell whether a text without special tokens lacks a token; many that are special have no role in `tokenizer`."""
     added = added_tokens.get(token)

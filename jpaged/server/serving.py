@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import Request
 
 from jpaged import AsyncLLM, BeamSearchParams, RequestOutput, RequestOutputKind, SamplingParams
+from jpaged.answers.bound import hidden_tokens
 from jpaged.image_sources import MediaUrl
 from jpaged.server.cache_use import CacheUse
 from jpaged.server.caller import Caller, caller_of
@@ -72,6 +73,11 @@ class Serving:
     def _bound(self) -> Bound:
         """Return what makes the formats of the model's answers, each once, see `TurnForm`."""
         return cache(bound_to(self.engine.tokenizer))
+
+    @cached_property
+    def hidden_tokens(self) -> frozenset[int]:
+        """Return the tokens that a text without special tokens lacks."""
+        return hidden_tokens(self.engine.tokenizer)
 
     @property
     def names(self) -> tuple[str, ...]:

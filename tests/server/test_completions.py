@@ -2,6 +2,7 @@
 
 import pytest
 from kinds_of_tokenizers import TOKENIZERS
+from tokenizers import AddedToken
 
 from jpaged import BeamSearchParams, SamplingParams
 from jpaged.outputs import Logprob
@@ -112,6 +113,21 @@ def test_a_prompt_that_ends_within_a_character_is_continued_alike_whole_and_stre
     before = ("a" if drawn == "second half" else "a\ufffd") if echo else ""
     assert whole == before + added and "".join(chunks) == whole
     assert not echo or whole == tokenizer.decode([letter, first, token, token, token])
+
+
+def test_a_special_token_without_a_role_moves_no_offset(server, monkeypatch):
+    tokenizer = TOKENIZERS["byte level"]()
+    tokenizer.backend_tokenizer.add_special_tokens([AddedToken("q", special=True)])
+    for holder in (server.engine, server.engine.output_processor):
+        monkeypatch.setattr(holder, "tokenizer", tokenizer)
+    drawn = tokenizer.convert_tokens_to_ids(["q", "a"])
+    body = {"allowed_token_ids": drawn, "max_tokens": 12, "temperature": 2, "seed": 0, "logprobs": 0}
+    for skips, shown in ((True, "a"), (False, "qa")):
+        choice = server.complete(prompt="ab", skip_special_tokens=skips, **body)["choices"][0]
+        found = choice["logprobs"]
+        assert {*found["tokens"]} == {"q", "a"}
+        placed = zip(found["tokens"], found["text_offset"], strict=True)
+        assert [choice["text"][place] for token, place in placed if token in shown] == [*choice["text"]]
 
 
 def test_a_mark_that_the_tokenizer_put_before_a_text_has_no_place_in_it():

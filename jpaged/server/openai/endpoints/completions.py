@@ -182,8 +182,7 @@ class _Completion:
 
     def _scores(self, num_top: int, output: RequestOutput) -> CompletionLogprobs:
         tokenizer = self._serving.engine.tokenizer
-        hides = tokenizer is not None and self._body.skip_special_tokens is not False
-        hidden = frozenset(tokenizer.all_special_ids) if hides else ()
+        hidden = () if self._body.skip_special_tokens is False else self._serving.hidden_tokens
         return CompletionLogprobs(num_top, tokenizer, hidden, () if self._scores_prompt else output.prompt_token_ids)
 
     def _unscored(self, output: RequestOutput) -> dict[str, Any]:

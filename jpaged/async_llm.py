@@ -44,6 +44,7 @@ from jpaged.pooling_params import PoolingParams
 from jpaged.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jpaged.scheduling import Request
 from jpaged.text.adapters import LoRA
+from jpaged.text.answer_choice import Choice
 from jpaged.text.batch import one_each, one_lora_each, priorities
 from jpaged.text.chat_answers import ChatReader
 from jpaged.text.chat_template import ChatArguments, ChatOptions, Messages
@@ -406,6 +407,10 @@ class AsyncLLM:
     def adapters(self) -> tuple[str, ...]:
         """Return the names of the low-rank adapters that the engine has read."""
         return self.input_processor.adapters.names
+
+    def answer_formats(self, tool_parser: str | None = None, reasoning_parser: str | None = None) -> Choice:
+        """Return the formats by which a server reads the model's answers, as `LLM.answer_formats`."""
+        return self._llm.answer_formats(tool_parser, reasoning_parser)
 
     @property
     def max_model_len(self) -> int:

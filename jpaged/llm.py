@@ -37,9 +37,11 @@ from jpaged.pooling_params import PoolingParams
 from jpaged.sampling_params import BeamSearchParams, SamplingParams
 from jpaged.short_tracebacks import is_refusal, short_traceback
 from jpaged.text.adapters import LoRA
+from jpaged.text.answer_choice import Choice
 from jpaged.text.batch import conversations, one_each, one_lora_each, priorities, several, with_tokens
 from jpaged.text.chat_template import ChatArguments, ChatOptions, ContentFormat, Messages
 from jpaged.text.prompt import Conversation, Prompt, Tokenization, chat_prompt
+from jpaged.text.served_formats import served_formats
 from jpaged.vllm_compat import engine_settings
 from jpaged.vllm_refusals import with_vllms_arguments, with_vllms_attributes
 
@@ -345,6 +347,19 @@ class LLM:
         """
         inputs, conversation = self.input_processor, Conversation(messages, ChatOptions(**options), mm_processor_kwargs)
         return chat_prompt(conversation, self.tokenizer, inputs.images, keeps_ends=inputs.keeps_ends)
+
+    def answer_formats(self, tool_parser: str | None = None, reasoning_parser: str | None = None) -> Choice:
+        """Return the formats by which a server reads the model's tool calls and thoughts.
+
+        Args:
+            tool_parser, reasoning_parser: values of the server's options of these names; None = the format that the
+                chat template renders, or for thoughts the one that the setting reasoning_config names.
+
+        Raises:
+            ValueError: a format is unknown, or no thought could end as the setting reasoning_config says.
+        """
+        config = self.config.reasoning_config
+        return served_formats(self.tokenizer, config, self.vocab_size, tool_parser, reasoning_parser)
 
     def _kept(self, deltas: Generator[StreamDelta, None, None]) -> Generator[StreamDelta, None, None]:
         """Yield a stream's deltas. The generator keeps this LLM alive, even if the caller drops the LLM."""

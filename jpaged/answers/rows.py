@@ -297,6 +297,15 @@ _SAME = {
 ANSWER_FORMATS |= {name: ANSWER_FORMATS[row] for name, row in _SAME.items()}
 
 
+NO_FORMAT = "none"
+"""The value of ``--tool-parser`` and ``--reasoning-parser`` that names no row, where none is to be found either."""
+
+
+def given_format(name: str | None) -> str | None:
+    """Return the row that ``--tool-parser`` or ``--reasoning-parser`` names; None: none, or one is to be found."""
+    return None if name == NO_FORMAT else name
+
+
 def tool_formats() -> tuple[str, ...]:
     """Return the values of ``--tool-parser``."""
     rows = (name for name, form in ANSWER_FORMATS.items() if form.calls and not form.variant_of)

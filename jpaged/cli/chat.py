@@ -144,10 +144,9 @@ class Conversation:
     def _form(self) -> Any:
         """Return the format of the model's thoughts: the one that its chat template renders, or else the usual one."""
         from jpaged.answers.bound import BoundFormat, format_of
-        from jpaged.text.answer_choice import chosen_formats
 
         tokenizer = self._llm.tokenizer
-        return BoundFormat(format_of(None, chosen_formats(tokenizer).thoughts or "think", tokenizer), tokenizer)
+        return BoundFormat(format_of(None, self._llm.answer_formats().thoughts or "think", tokenizer), tokenizer)
 
     def _parts(self, deltas: Any, reader: Any) -> Iterator[Any]:
         num_tokens = 0

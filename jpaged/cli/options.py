@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,14 +15,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from jpaged.answers.response_template import RESPONSE_TEMPLATE, format_of_template
 from jpaged.answers.rows import thought_formats, tool_formats
 from jpaged.config import EngineConfig
 from jpaged.short_values import with_short_values
 from jpaged.vllm_compat import missing_flag
 from jpaged.vllm_names import COMMANDS
 
-NO_FORMAT = "none"
 TOOL_HELP = (
     "Format of the model's tool calls; default: the one that its chat template renders; none: no tools. "
     f"One of {', '.join(tool_formats())}."
@@ -223,63 +219,3 @@ def check_otel_extra() -> None:
         found = None
     if found is None:
         raise typer.BadParameter("--otlp-traces-endpoint needs OpenTelemetry: pip install '.[otel]' in a clone")
-
-
-def given_format(name: str | None) -> str | None:
-    """Return the row that ``--tool-parser`` or ``--reasoning-parser`` names; None: none, or one is to be found."""
-    return None if name == NO_FORMAT else name
-
-
-def with_formats(settings: Any, llm: Any, tool_parser: str | None, reasoning_parser: str | None) -> Any:
-    """Return `ServerSettings` with the answer formats of a model, see `found_formats`.
-
-    Raises:
-        ValueError: see `found_formats`; or no thought of the model could end as ``--reasoning-config`` says.
-    """
-    config = llm.config.reasoning_config
-    named = reasoning_parser or (config and config.reasoning_parser) or None
-    found = found_formats(llm.tokenizer, tool_parser, named)
-    if config is None:
-        return replace(settings, **found)
-    from jpaged.text.thought_budget import ThoughtForms
-
-    if found["reasoning_parser"] is None:
-        raise ValueError(
-            f"reasoning_config={config} needs the form of the model's thoughts, and none is known: --reasoning-parser "
-            "names one"
-        )
-    formats = found["reasoning_parser"], found["tool_parser"] or NO_FORMAT
-    ThoughtForms(llm.tokenizer, config.reasoning_start_str).check_text(
-        config.reasoning_end_str, *formats, llm.vocab_size
-    )
-    return replace(settings, **found)
-
-
-def found_formats(tokenizer: Any, tool_parser: str | None, reasoning_parser: str | None) -> dict[str, Any]:
-    """Return the settings of answer formats: what the options name, or what the chat template is found to render.
-
-    The log says what was found, or why nothing was.
-
-    Raises:
-        ValueError: an option names the model's response template, which is missing or has what no format has.
-    """
-    if RESPONSE_TEMPLATE in (tool_parser, reasoning_parser):
-        format_of_template(getattr(tokenizer, "response_template", None))  # says why, if the model has none
-    if tool_parser is not None and reasoning_parser is not None:
-        return {"tool_parser": given_format(tool_parser), "reasoning_parser": given_format(reasoning_parser)}
-    from jpaged.text.answer_choice import chosen_formats
-
-    choice = chosen_formats(tokenizer)
-    found = {}
-    for setting, what, given, row, why in (
-        ("tool_parser", "tool calls", tool_parser, choice.tools, choice.why_no_tools),
-        ("reasoning_parser", "thoughts", reasoning_parser, choice.thoughts, choice.why_no_thoughts),
-    ):
-        found[setting] = row if given is None else given_format(given)
-        if given is None:
-            flag = f"--{setting.replace('_', '-')}"
-            said = (
-                f"no {what} are read, as {why}; {flag} names a format" if row is None else f"{what} are read as {row}"
-            )
-            logging.getLogger("jpaged.server").info("%s", said)
-    return found

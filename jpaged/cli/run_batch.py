@@ -8,17 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from jpaged.answers.rows import given_format
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
-from jpaged.cli.options import (
-    THOUGHT_HELP,
-    TOOL_HELP,
-    Model,
-    bad_parameters,
-    check_place,
-    check_serve_extra,
-    given_format,
-    with_formats,
-)
+from jpaged.cli.options import THOUGHT_HELP, TOOL_HELP, Model, bad_parameters, check_place, check_serve_extra
 
 AGAIN = 75
 """Exit status if some requests have no answer (EX_TEMPFAIL)."""
@@ -52,7 +44,7 @@ def run_batch(
 
     from jpaged.claims import claim_file
     from jpaged.server import batch
-    from jpaged.server.settings import ServerSettings
+    from jpaged.server.settings import ServerSettings, with_formats
 
     with bad_parameters():
         check_place("OUT", answers_file)

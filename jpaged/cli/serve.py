@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from jpaged.answers.rows import given_format
 from jpaged.cli.engine_options import EngineOptions, with_engine_options
 from jpaged.cli.options import (
     THOUGHT_HELP,
@@ -18,8 +19,6 @@ from jpaged.cli.options import (
     bad_parameters,
     check_otel_extra,
     check_serve_extra,
-    given_format,
-    with_formats,
 )
 from jpaged.cli.waiting import PROGRESS, waiting
 
@@ -121,18 +120,15 @@ def serve(
         configure_logs(log_level, prompts=log_prompts, log_format=log_format)
     PROGRESS.info("loading the server, for %s", model)
 
-    from jpaged.loading.demo_model import ALIAS
     from jpaged.server.access import Key, read_keys
     from jpaged.server.heaps import limit_heaps
-    from jpaged.server.settings import ServerSettings, check_address, claim_state
+    from jpaged.server.settings import ServerSettings, check_address, claim_state, with_formats
     from jpaged.text.earlier_turns import earlier_turns
 
     with bad_parameters():
         names = served_model_name or [model]
         if "*" in names[0]:  # a pattern names no model
             names = [model, *names]
-        if tool_parser is None and model == ALIAS and chat_template is None:
-            tool_parser = "hermes"  # so that tools, which newcomers try first, need no flag
         keys = [Key.unnamed(secret) for secret in api_key or ()]
         keys += [Key.unnamed(secret, admin=True) for secret in admin_api_key or ()]
         settings = ServerSettings(

@@ -235,7 +235,11 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     served = ServedModel(
         config=config,
         input_processor=inputs,
-        output_processor=OutputProcessor(loaded.tokenizer, scored=config.cumulative_logprobs),
+        output_processor=OutputProcessor(
+            loaded.tokenizer,
+            scored=config.cumulative_logprobs,
+            reasoning_parser=(config.reasoning_config and config.reasoning_config.reasoning_parser) or None,
+        ),
         model_config=loaded.config,
         tokenizer=loaded.tokenizer,
         dtype=loaded.dtype,

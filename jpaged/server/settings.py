@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jpaged.answers.rows import thought_formats, tool_formats
 from jpaged.claims import Claim, InUse, claim_folder
 from jpaged.errors import StateRefused
 from jpaged.server.access import Key
 from jpaged.validation import boolean, integer, number, one_of
+
+if TYPE_CHECKING:
+    from jpaged import LLM, AsyncLLM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +152,25 @@ class ServerSettings:
     def names(self) -> tuple[str, ...]:
         """Return all names of the model."""
         return (self.model, *self.aliases)
+
+
+def with_formats(
+    settings: ServerSettings, model: LLM | AsyncLLM, tool_parser: str | None = None, reasoning_parser: str | None = None
+) -> ServerSettings:
+    """Return settings with the answer formats of a model, see `LLM.answer_formats`; the log says what was found.
+
+    Raises:
+        ValueError: see `LLM.answer_formats`.
+    """
+    choice = model.answer_formats(tool_parser, reasoning_parser)
+    for flag, what, row, why in (
+        ("--tool-parser", "tool calls", choice.tools, choice.why_no_tools),
+        ("--reasoning-parser", "thoughts", choice.thoughts, choice.why_no_thoughts),
+    ):
+        none = f"no {what} are read, as {why}; {flag} names a format"
+        if row is not None or why:
+            logging.getLogger("jpaged.server").info("%s", none if row is None else f"{what} are read as {row}")
+    return replace(settings, tool_parser=choice.tools, reasoning_parser=choice.thoughts)
 
 
 def check_address(settings: ServerSettings) -> None:

@@ -72,10 +72,12 @@ class ChatAnswers:
 
     Args:
         tokenizer: a transformers tokenizer; None where the model has none.
+        reasoning_parser: the format of thoughts; None = the one that a chat template renders.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, reasoning_parser: str | None = None) -> None:
         self._tokenizer = tokenizer
+        self._reasoning_parser = reasoning_parser
         self._lock = threading.Lock()
         self._forms: dict[tuple[str | None, bool], BoundFormat] = {}
 
@@ -115,7 +117,8 @@ class ChatAnswers:
         with self._lock:
             if (template, calls) not in self._forms:
                 choice = chosen_formats(self._tokenizer, template)
-                form = format_of(choice.tools if calls else None, choice.thoughts, self._tokenizer)
+                thoughts = self._reasoning_parser or choice.thoughts
+                form = format_of(choice.tools if calls else None, thoughts, self._tokenizer)
                 self._forms[template, calls] = BoundFormat(form, self._tokenizer)
             return self._forms[template, calls]
 

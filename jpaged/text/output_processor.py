@@ -20,15 +20,16 @@ class OutputProcessor:
     Args:
         tokenizer: a transformers tokenizer; None where the model has none.
         scored: whether outputs have a cumulative_logprob where the request asks for no log-probabilities.
+        reasoning_parser: the format of thoughts in answers; None = the one that a chat template renders.
 
     Attributes:
         chats: reads the messages of answers.
     """
 
-    def __init__(self, tokenizer: Any, *, scored: bool = True) -> None:
+    def __init__(self, tokenizer: Any, *, scored: bool = True, reasoning_parser: str | None = None) -> None:
         self.tokenizer = tokenizer
         self.scored = scored
-        self.chats = ChatAnswers(tokenizer)
+        self.chats = ChatAnswers(tokenizer, reasoning_parser)
         self._texts: dict[int, str] = {}
 
     def whole(self, request: Request, request_id: str | None = None) -> RequestOutput:

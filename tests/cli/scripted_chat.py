@@ -24,6 +24,11 @@ class Scripted:
     def __init__(self, model: str, **settings: object) -> None:
         self.control = SimpleNamespace(compilation_notes=nullcontext)
 
+    def answer_formats(self) -> object:
+        from jpaged.text.answer_choice import chosen_formats
+
+        return chosen_formats(self.tokenizer)
+
     def chat_prompt(self, messages: list[dict[str, str]]) -> dict[str, object]:
         words = [word for message in messages for word in [message["role"], *message["content"].split()]]
         return {"prompt": messages[-1]["content"], "prompt_token_ids": words}

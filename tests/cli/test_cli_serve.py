@@ -12,6 +12,7 @@ from jpaged.claims import FILES, claim_folder, holds_folder
 from jpaged.cli.main import app
 from jpaged.config import EngineConfig
 from jpaged.server.batch import Unanswered
+from jpaged.text.answer_choice import chosen_formats
 
 
 @pytest.fixture
@@ -165,8 +166,9 @@ def test_a_file_of_requests_is_read_before_the_model_is_loaded(tell, tmp_path):
 
 
 def test_a_run_that_has_not_answered_all_says_so_and_exits_with_75(monkeypatch, tmp_path):
-    config = SimpleNamespace(max_num_seqs=4, reasoning_config=None)
-    requests, llm = tmp_path / "in.jsonl", SimpleNamespace(config=config, tokenizer=None)
+    config = SimpleNamespace(max_num_seqs=4)
+    llm = SimpleNamespace(config=config, answer_formats=lambda tools, thoughts: chosen_formats(None))
+    requests = tmp_path / "in.jsonl"
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
     requests.write_text(json.dumps(line) + "\n")
 

@@ -1,7 +1,6 @@
 """Budgets of thoughts in every protocol's words: the closing mark comes after them, and usage counts them."""
 
 import asyncio
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -9,9 +8,9 @@ from recorded_answers import SCRIPTS
 from scripted_model import ScriptedModel
 
 from jpaged import ReasoningConfig
-from jpaged.cli.options import with_formats
 from jpaged.server.app import create_app
 from jpaged.server.settings import ServerSettings
+from jpaged.text.served_formats import served_formats
 
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 TURN = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<think>"}]
@@ -65,13 +64,10 @@ def test_the_servers_text_ends_a_thought(serve, tiny_llm, monkeypatch):
 
 def started(llm, thoughts, tools, **config):
     """Return the formats of a server that a command starts."""
-    one = SimpleNamespace(
-        tokenizer=llm.tokenizer, vocab_size=llm.vocab_size, config=SimpleNamespace(reasoning_config=None)
+    found = served_formats(
+        llm.tokenizer, ReasoningConfig(**config) if config else None, llm.vocab_size, tools, thoughts
     )
-    if config:
-        one.config.reasoning_config = ReasoningConfig(**config)
-    made = with_formats(ServerSettings(model="tiny"), one, tools, thoughts)
-    return made.reasoning_parser, made.tool_parser
+    return found.thoughts, found.tools
 
 
 @pytest.mark.parametrize(

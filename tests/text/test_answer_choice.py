@@ -10,11 +10,11 @@ from jpaged.answers.bound import BoundFormat, format_of
 from jpaged.answers.parts import CallArguments, CallStart
 from jpaged.answers.response_template import RESPONSE_TEMPLATE
 from jpaged.answers.rows import ANSWER_FORMATS
-from jpaged.cli.options import found_formats
 from jpaged.loading.source import resolve_source
 from jpaged.loading.tokenizer import load_tokenizer
 from jpaged.text.answer_choice import chosen_formats
 from jpaged.text.chat_template import ChatOptions, templated
+from jpaged.text.served_formats import served_formats
 
 _OTHER = {"mistral_args": "mistral", "json": "xlam"}
 """Rows that are another's variant, or render what another one reads too."""
@@ -86,7 +86,7 @@ def test_a_row_is_taken_where_no_format_has_what_the_response_template_has(caplo
 
 def test_an_option_that_names_a_missing_response_template_is_refused():
     with pytest.raises(ValueError, match="no fields"):
-        found_formats(tokenizer_with("hermes"), RESPONSE_TEMPLATE, None)
+        served_formats(tokenizer_with("hermes"), None, 300, RESPONSE_TEMPLATE)
 
 
 # ---------------------------------------------------------------------- templates of models, which trl's package has

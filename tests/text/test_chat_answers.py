@@ -52,6 +52,15 @@ def message_of(family, text, *, size=None, skip=True, options=None, **params):
     return read[-1]
 
 
+def test_a_named_format_of_thoughts_comes_before_the_one_that_the_template_renders():
+    tokenizer = tokenizer_with("hermes")
+    conversation = Conversation(USER, ChatOptions(tools=TOOLS))
+    for named, thought in ((None, None), ("seed_oss", "so it is")):
+        reader = ChatAnswers(tokenizer, named).reader(conversation, SamplingParams(), None)
+        reader.push("<seed:think>so it is</seed:think>Rome")
+        assert reader.finish().reasoning == thought
+
+
 @pytest.mark.parametrize("skip", [True, False])
 @pytest.mark.parametrize("size", [None, 1, 5])
 @pytest.mark.parametrize("family", ["hermes", "gpt_oss", "mistral_args", "gemma4", "kimi_k2", "deepseek_v31", "think"])

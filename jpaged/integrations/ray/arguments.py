@@ -7,11 +7,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from jpaged.answers.rows import NO_FORMAT, given_format
 from jpaged.server.access import read_keys
 from jpaged.server.settings import ServerSettings
 
 LEAST_NUM_SEQS = 64
 """Default of `max_num_seqs` on the smallest device."""
+
+
+_FORMATS = ("tool_parser", "reasoning_parser")
 
 
 class RayArguments(BaseModel):
@@ -20,8 +24,9 @@ class RayArguments(BaseModel):
     Attributes:
         model: the model, as `AsyncLLM` takes it.
         engine: further arguments of `AsyncLLM`, by their names.
-        server: further settings of each replica's server, by the names of `ServerSettings`, except `state_dir`. Without
-            keys and without `allow_anonymous` the server accepts only this machine's Host names.
+        server: further settings of each replica's server, by the names of `ServerSettings`, except `state_dir`. Formats
+            of tool calls and thoughts are found in the model, unless `tool_parser` and `reasoning_parser` name them or
+            ``none``. Without keys and without `allow_anonymous` the server accepts only this machine's Host names.
         api_keys_file: file of keys, as for `jpaged serve`; every node needs it. Rates and shares of a key apply at each
             replica separately.
         warmup: whether a replica compiles every shape before it accepts requests.
@@ -76,6 +81,11 @@ class RayArguments(BaseModel):
         """Return how many sequences a replica's engine runs at once, or an estimate before it exists."""
         return self.engine.get("max_num_seqs") or LEAST_NUM_SEQS
 
+    @property
+    def formats(self) -> dict[str, str]:
+        """Return the answer formats that `server` names; each replica finds the others in its model."""
+        return {name: self.server[name] or NO_FORMAT for name in _FORMATS if name in self.server}
+
     def settings(self) -> ServerSettings:
         """Return the settings of each replica's server.
 
@@ -83,7 +93,8 @@ class RayArguments(BaseModel):
             ValueError: a setting is invalid or unknown.
         """
         keys = {} if self.api_keys_file is None else {"keys": read_keys(self.api_keys_file)}
+        named = {name: given_format(row) for name, row in self.formats.items()}
         try:
-            return ServerSettings(**{"model": self.model, **self.server, **keys})
+            return ServerSettings(**{"model": self.model, **self.server, **named, **keys})
         except TypeError as error:
             raise ValueError(f"server={sorted(self.server)} has a name that ServerSettings lacks: {error}") from error

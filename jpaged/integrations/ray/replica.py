@@ -42,12 +42,13 @@ class Replica:
         )  # local: Serve's controller and the fronts import this module without an engine
         from jpaged.server.app import create_app
         from jpaged.server.heaps import limit_heaps
+        from jpaged.server.settings import with_formats
 
         limit_heaps()
         configure_logs("info")
-        settings = arguments.settings()
         options = {"kv_cache_events": KEPT_EVENTS} if arguments.follows_caches else {}
         llm = LLM(arguments.model, **options | arguments.engine)
+        settings = with_formats(arguments.settings(), llm, **arguments.formats)
         if arguments.warmup:
             llm.warmup()
         self._engine = AsyncLLM.from_llm(llm, max_waiting_requests=settings.max_waiting)

@@ -51,6 +51,14 @@ def test_the_file_of_the_page_on_replicas_is_taken(tmp_path):
     app(RayArguments(**application["args"] | {"api_keys_file": str(keys)}))
 
 
+def test_answer_formats_are_named_or_found():
+    assert RayArguments(model="m").formats == {}
+    named = RayArguments(model="m", server={"tool_parser": "hermes", "reasoning_parser": "none"})
+    assert named.formats == {"tool_parser": "hermes", "reasoning_parser": "none"}
+    assert (named.settings().tool_parser, named.settings().reasoning_parser) == ("hermes", None)
+    assert RayArguments(model="m", server={"tool_parser": None}).formats == {"tool_parser": "none"}
+
+
 def test_replicas_may_be_chosen_by_load_alone_and_their_number_may_be_fixed():
     front = app(RayArguments(model="m", min_replicas=3, max_replicas=3, routing="load"))._bound_deployment
     replica = front.init_args[0]._bound_deployment

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+from ray import serve
+from renderings import tokenizer_with
 
+import jpaged
+from jpaged.integrations.ray import RayArguments
+from jpaged.integrations.ray import replica as replica_module
 from jpaged.integrations.ray.hints import REPLICA, Hint
 from jpaged.integrations.ray.replica import MOST_UNREAD, Replica
 from jpaged.server.caller import Caller
@@ -52,6 +58,25 @@ def replica_of(chunks, stall_timeout):
 
 def bodies(messages):
     return [message["body"] for message in messages if message["type"] == "http.response.body"]
+
+
+def test_a_replica_reads_answers_in_the_formats_of_its_models_template(tiny_llm, monkeypatch):
+    monkeypatch.setattr(tiny_llm.tokenizer, "chat_template", tokenizer_with("hermes").chat_template)
+    monkeypatch.setattr(jpaged, "LLM", lambda model, **options: tiny_llm)
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="me"))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+    monkeypatch.setattr(replica_module, "configure_logs", lambda level: None)
+
+    async def formats(**server):
+        replica = Replica(RayArguments(model="m", warmup=False, server=server))
+        try:
+            settings = replica._app.state.serving.settings
+            return settings.tool_parser, settings.reasoning_parser
+        finally:
+            await replica.__del__()
+
+    assert asyncio.run(formats()) == ("hermes", "hermes")
+    assert asyncio.run(formats(tool_parser="none", reasoning_parser="think")) == (None, "think")
 
 
 def test_an_answer_that_is_taken_comes_whole():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -128,6 +130,38 @@ class MediaUrl(str):
     def forget(self) -> None:
         """Keep nothing any longer. Call it once the pixels are read: a request may run for long."""
         self._data = None
+
+
+MOST_DECODED_BYTES = 128 << 20
+"""Bounds the pixels that one use of `decoded_once` keeps."""
+_DECODED: ContextVar[dict[tuple[int, Any], tuple[str, Any, int]] | None] = ContextVar("decoded", default=None)
+
+
+@contextmanager
+def decoded_once() -> Iterator[None]:
+    """Decode each URL's picture or video once within the context, up to `MOST_DECODED_BYTES` of pixels.
+
+    A conversation that is cut is rendered for several lengths, which have the same pictures. A URL is known by its
+    object, not by its characters, of which a ``data:`` URL has millions.
+    """
+    token = _DECODED.set({})
+    try:
+        yield
+    finally:
+        _DECODED.reset(token)
+
+
+def known_pixels(url: str, settings: Any = None) -> Any:
+    """Return what `keep_pixels` was given for a URL and settings within this use of `decoded_once`; None: nothing."""
+    _, found, _ = (_DECODED.get() or {}).get((id(url), settings), (url, None, 0))
+    return found
+
+
+def keep_pixels(url: str, made: Any, num_bytes: int, settings: Any = None) -> None:
+    """Keep what a URL decodes to, if there is a use of `decoded_once` and it has room."""
+    kept = _DECODED.get()
+    if kept is not None and sum(size for *_, size in kept.values()) + num_bytes <= MOST_DECODED_BYTES:
+        kept[id(url), settings] = url, made, num_bytes
 
 
 DEFAULT_PORTS = {"http": 80, "https": 443}

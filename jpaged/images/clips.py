@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import UInt8
 
-from jpaged.image_sources import ImageSources
+from jpaged.image_sources import ImageSources, keep_pixels, known_pixels
 from jpaged.images.frames import OF_RATES, RATES, Indices, Sampling, is_rate
 from jpaged.images.pixels import decoded, is_pil, picture_of
 from jpaged.images.sources import bytes_of, shown_url
@@ -117,7 +117,13 @@ def read_clips(videos: Sequence[Any], sources: ImageSources, chooser: ChoosesFra
     for number, video in enumerate(videos, start=1):
         place = f"video {number} of {len(videos)}"
         left = replace(sources, max_total_pixels=max(1, sources.max_total_pixels - pixels))
-        if isinstance(video, str | os.PathLike):
+        if isinstance(video, str):
+            clip: Clip | None = known_pixels(video, sampling)
+            if clip is None or math.prod(clip.frames.shape[:3]) > left.max_total_pixels:
+                clip = _of_file(video, place, left, chooser, sampling)
+                keep_pixels(video, clip, clip.frames.nbytes, sampling)
+            clips.append(clip)
+        elif isinstance(video, os.PathLike):
             clips.append(_of_file(os.fspath(video), place, left, chooser, sampling))
         else:
             clips.append(_of_frames(video, place, left, chooser, sampling))

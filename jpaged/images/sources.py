@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import os
 import stat
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from jpaged.image_sources import ImageSources, MediaUrl
+from jpaged.image_sources import ImageSources, MediaUrl, keep_pixels, known_pixels
 from jpaged.images.pixels import Picture, decoded, is_pil, picture_of, shrunk
 from jpaged.images.web import fetch
 
@@ -84,9 +85,14 @@ def _read(image: Any, place: str, sources: ImageSources, num_before: int) -> Pic
         path = os.fspath(image)
         image = os.fsdecode(path) if isinstance(path, bytes) else path
     if isinstance(image, str):
+        known: Picture | None = known_pixels(image)
+        if known is not None and num_before + math.prod(known.size) <= sources.max_total_pixels:
+            return known
         name = f"{place}, {shown_url(image)}"
         data = bytes_of(image, name, sources)
-        return decoded(data, name, sources.max_pixels, num_before, sources.max_total_pixels)
+        made = decoded(data, name, sources.max_pixels, num_before, sources.max_total_pixels)
+        keep_pixels(image, made, made.pixels.nbytes)
+        return made
     if is_pil(image):
         name = f"{place}, a PIL image"
         return picture_of(image, name, sources.max_pixels, num_before, sources.max_total_pixels)

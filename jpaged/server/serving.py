@@ -15,7 +15,7 @@ from fastapi import Request
 
 from jpaged import AsyncLLM, BeamSearchParams, RequestOutput, RequestOutputKind, SamplingParams
 from jpaged.answers.bound import hidden_tokens
-from jpaged.image_sources import MediaUrl
+from jpaged.image_sources import MediaUrl, decoded_once
 from jpaged.server.cache_use import CacheUse
 from jpaged.server.caller import Caller, caller_of
 from jpaged.server.errors import ApiError, shortened
@@ -271,6 +271,10 @@ class Serving:
         System messages at the beginning stay. A quarter of the context is left for the answer.
         """
         messages = _keeping_media(messages)  # each rendering reads them
+        with decoded_once():
+            return self._cut_to_fit(messages, **options)
+
+    def _cut_to_fit(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
         num_system = next((i for i, one in enumerate(messages) if one["role"] != "system"), len(messages))
         room = self.engine.max_model_len - self.engine.max_model_len // 4
         begins = [i for i in range(num_system, len(messages)) if messages[i]["role"] == "user" or i == num_system]

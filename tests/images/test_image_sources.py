@@ -17,7 +17,9 @@ from PIL import Image
 
 from jpaged import image_sources
 from jpaged.image_sources import MediaUrl
-from jpaged.images import ImageSources, read_images
+from jpaged.images import ImageSources, LowDetail, read_images
+from jpaged.images import sources as sources_module
+from jpaged.images.pixels import decoded
 from jpaged.images.web import is_private
 
 
@@ -332,6 +334,26 @@ def test_without_pillow_an_error_says_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert 'pip install ".[images]"' in done.stdout
+
+
+def test_a_picture_is_decoded_once_where_a_conversation_is_rendered_for_several_lengths(monkeypatch):
+    decodes = []
+    monkeypatch.setattr(sources_module, "decoded", lambda *args: decodes.append(1) or decoded(*args))
+    urls = [data_url(encoded(size)) for size in ((4, 3), (5, 3))]
+    few = ImageSources(max_total_pixels=20)
+    with image_sources.decoded_once():
+        for cut in (urls[:1], urls[1:], [LowDetail(urls[1])]):
+            first, again = read_images(cut, few)[0], read_images(cut, few)[0]
+            assert first is again
+        assert len(decodes) == 2
+        with pytest.raises(ValueError, match="max_total_pixels=20"):
+            read_images(urls, few)
+        monkeypatch.setattr(image_sources, "MOST_DECODED_BYTES", 90)
+        late = data_url(encoded((2, 2)))
+        assert read_images(late, few)[0] is not read_images(late, few)[0], "there is no room for its pixels"
+    known = len(decodes)
+    read_images(urls[:1], few)
+    assert len(decodes) == known + 1
 
 
 def test_urls_keep_what_they_name_within_a_bound_and_no_data_url_is_copied(monkeypatch):

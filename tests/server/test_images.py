@@ -17,7 +17,11 @@ from recorded_answers import SCRIPTS
 from scripted_model import ScriptedModel
 from vision_checkpoints import make_gemma3, picture
 
-from jpaged import LLM, AsyncLLM, SamplingParams
+from jpaged import LLM, AsyncLLM, ImageSources, SamplingParams
+from jpaged.image_sources import MediaUrl
+from jpaged.images import read_images
+from jpaged.images import sources as sources_module
+from jpaged.images.pixels import decoded
 from jpaged.server.app import create_app
 from jpaged.server.kept_state import KeptState
 from jpaged.server.openai.bodies.responses import ResponsesRequest
@@ -276,19 +280,23 @@ def test_a_refused_image_is_named_by_its_path_in_whatever_request_it_was_sent(se
         assert error["param"] == "input.1.content.1.image_url", error
 
 
-def test_the_images_of_a_conversation_are_fetched_once_however_often_it_is_cut():
-    fetched = []
+def test_the_images_of_a_conversation_are_fetched_and_decoded_once_however_often_it_is_cut(monkeypatch):
+    fetched, decodes = [], []
+    monkeypatch.setattr(sources_module, "decoded", lambda *args: decodes.append(1) or decoded(*args))
 
     class Fetching(ScriptedModel):
         def chat_prompt(self, messages, **options):
             for message in messages:
                 for part in message["content"] if isinstance(message["content"], list) else ():
-                    if part["type"] == "image_url":
-                        part["image_url"]["url"].bytes_by(lambda: fetched.append(1) or b"")
+                    if part["type"] == "image_url" and isinstance(url := part["image_url"]["url"], MediaUrl):
+                        url.bytes_by(lambda: fetched.append(1) or b"")
+                    elif part["type"] == "image_url":
+                        read_images(url, ImageSources())
             return super().chat_prompt(messages, **options)
 
-    image = {"type": "input_image", "image_url": "http://pictures.example/a"}
-    said = [{"role": "user", "content": "#text# " * 70}] * 7 + [{"role": "user", "content": [image]}]
+    urls = ["http://pictures.example/a", url_of(picture(0))]
+    images = [{"type": "input_image", "image_url": url} for url in urls]
+    said = [{"role": "user", "content": "#text# " * 70}] * 7 + [{"role": "user", "content": images}]
     model = Fetching(SCRIPTS)
     app = create_app(model, ServerSettings(model="tiny"))
 
@@ -299,7 +307,7 @@ def test_the_images_of_a_conversation_are_fetched_once_however_often_it_is_cut()
 
     answer = asyncio.run(main())
     assert answer.status_code == 200, answer.text
-    assert len(model.prompts) > 2 and fetched == [1]
+    assert len(model.prompts) > 2 and fetched == decodes == [1]
 
 
 def test_of_a_cut_conversation_the_images_that_are_left_are_counted_from_the_end(server_of):

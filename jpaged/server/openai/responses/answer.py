@@ -137,7 +137,10 @@ class Answer:
             "incomplete_details": {"reason": why} if _status(ended) == "incomplete" else None,
             "usage": {
                 "input_tokens": ended.prompt_tokens,
-                "input_tokens_details": details(ended.cached_tokens, [ended.cache.by_tier]),
+                "input_tokens_details": {
+                    **details(ended.cached_tokens, [ended.cache.by_tier]),
+                    "cache_write_tokens": sum(ended.cache.written.values()),
+                },
                 "output_tokens": ended.output_tokens,
                 "output_tokens_details": {"reasoning_tokens": ended.thought_tokens or 0},
                 "total_tokens": ended.prompt_tokens + ended.output_tokens,

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from renderings import tokenizer_of
 
 from jpaged import SamplingParams
+from jpaged.server.anthropic.bodies import MessagesRequest
 from jpaged.server.anthropic.field_classes import TABLE as OF_MESSAGES
+from jpaged.server.bodies import unhonoured
 from jpaged.server.messages.custom_tools import CustomInput
 from jpaged.server.messages.turn_form import TurnForm
 from jpaged.server.openai.bodies.field_classes import TABLE
@@ -261,6 +264,28 @@ def test_a_pattern_that_cannot_be_followed_is_named(with_tools):
     tools = [{"type": "custom", "name": "shell", "format": form}]
     answer = with_tools(tool_parser="hermes").answer(RESPONSES, RESPOND | {"tools": tools, "tool_choice": "none"})
     assert any("cannot be followed" in reason for reason in answer["not_honoured"].values())
+
+
+def test_fields_of_a_message_that_only_anthropics_servers_follow_are_dropped_or_named():
+    thinking = {"type": "adaptive", "display": "updates", "block_binding": {}}
+    body = {
+        "messages": [
+            {"role": "user", "content": [{"type": "compaction", "content": "a"}, {"type": "text", "text": "b"}]}
+        ],
+        "max_tokens": 1,
+        "billing_policy": {"type": "billing_policy"},
+        "fallbacks": [{"model": "other"}],
+        "output_config": {"task_budget": {"type": "tokens", "total": 1}},
+        "thinking": thinking,
+        "tools": [{"type": "tool_search_tool_regex", "name": "search"}],
+    }
+    found = unhonoured(MessagesRequest.model_validate(body))
+    assert found.keys() == {"fallbacks", "messages.0.content.0", "output_config.task_budget", "tools.0"}
+    image = {"type": "image", "source": {"type": "file", "file_id": "a"}}
+    asked = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 1}
+    for more, said in ((asked, "there are no files"), ({"thread": {"type": "create"}}, "send the whole conversation")):
+        with pytest.raises(ValidationError, match=said):
+            MessagesRequest.model_validate(body | more)
 
 
 def test_the_documents_table_is_the_servers():

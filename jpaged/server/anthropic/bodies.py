@@ -36,6 +36,8 @@ _FIELDS = {
 class Source(Body):
     """The data of an image or a document: an image in base64, a URL of an image, or a plain text."""
 
+    classes: ClassVar[FieldClasses] = field_classes.SOURCE
+
     type: Literal["base64", "url", "text", "content"]
     media_type: str | None = None
     data: str | None = None
@@ -259,9 +261,11 @@ class Thinking(Body):
         display: "omitted" leaves the text of thoughts out.
     """
 
+    classes: ClassVar[FieldClasses] = field_classes.THINKING
+
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=0)
-    display: Literal["summarized", "omitted"] | None = None
+    display: Literal["summarized", "omitted", "updates"] | None = None
 
     @model_validator(mode="after")
     def _thinks_within_its_budget(self) -> Thinking:
@@ -279,6 +283,8 @@ class OutputFormat(Body):
 
 class OutputConfig(Body):
     """The shape of the answer's text, and the model's effort, for templates that have a variable for it."""
+
+    classes: ClassVar[FieldClasses] = field_classes.OUTPUT_CONFIG
 
     effort: str | None = None
     format: OutputFormat | None = None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from jpaged.answers.bound import BoundFormat, format_of
+from jpaged.answers.bound import BoundFormat, format_of, hidden_tokens
 from jpaged.answers.parts import CallStart
 from jpaged.answers.reader import AnswerReader
 from jpaged.answers.rows import thought_formats, tool_formats
@@ -59,6 +59,13 @@ class ThoughtForm:
     def closings(self) -> list[tuple[int, ...]]:
         """Return the tokens of each closing mark."""
         return [self._tokens(mark.strip()) for mark in self.marks.end]
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        """Return the tokens of a prompt before which no thought can have begun that is open at its end."""
+        pieces = [piece for mark in self.marks.begin for piece in self.form.pieces(mark.strip())]
+        begins = {self.form.tokens[piece] for piece in pieces if piece in self.form.tokens}
+        return (hidden_tokens(self.tokenizer) | self.of_token.keys()) - begins
 
     def decoder(self, prompt: Sequence[int] = ()) -> IncrementalDecoder:
         """Return a decoder of the tokens after a prompt, which shows marks."""
@@ -117,10 +124,7 @@ class ThoughtForm:
         A thought that the user quotes is none: the tokens that end messages are special, and so is each that ends a
         thought. White space after the opening mark is no thought yet.
         """
-        pieces = [piece for mark in self.marks.begin for piece in self.form.pieces(mark.strip())]
-        begins = {self.form.tokens[piece] for piece in pieces if piece in self.form.tokens}
-        special = (set(self.tokenizer.all_special_ids) | set(self.of_token)) - begins
-        start = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in special), 0)
+        start = next((i + 1 for i in range(len(prompt) - 1, -1, -1) if prompt[i] in self._ends), 0)
         text, ends, decoder = "", list[int](), self.decoder()
         for token in prompt[start:]:
             text += self.form.encoded(*decoder.push_placed(token))

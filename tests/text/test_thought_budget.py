@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from renderings import TEMPLATES, tokenizer_of
+from tokenizers import AddedToken
 
 from jpaged.answers.bound import BoundFormat
 from jpaged.answers.parts import CallStart, Content, Reasoning
@@ -126,6 +127,15 @@ def test_a_mark_that_the_user_quotes_begins_no_thought():
     eos, text = thoughts.tokenizer.eos_token_id, ids(thoughts, "123456789")
     prompt = [*ids(thoughts, "user: what is <think>?"), eos, *ids(thoughts, "assistant:")]
     assert written(ThoughtBudget(thoughts, 2, prompt, len(thoughts.tokenizer)), text) == text
+
+
+def test_a_special_token_without_a_role_ends_the_message_with_the_quoted_mark_too():
+    tokenizer = tokenizer_of("hermes")
+    tokenizer.backend_tokenizer.add_special_tokens([AddedToken("<|over|>", special=True)])
+    thoughts = ThoughtForm(BoundFormat(ANSWER_FORMATS["hermes"], tokenizer), tokenizer)
+    over, text = tokenizer.convert_tokens_to_ids("<|over|>"), ids(thoughts, "123456789")
+    prompt = [*ids(thoughts, "user: what is <think>?"), over, *ids(thoughts, "assistant:")]
+    assert written(ThoughtBudget(thoughts, 2, prompt, len(tokenizer)), text) == text
 
 
 CALLS = {

@@ -144,6 +144,8 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     encodes = isinstance(loaded.model, PromptEncoder)
     if isinstance(loaded.model, PromptEncoder):
         config = for_whole_prompts(config, asked, loaded.model)
+    thoughts = (config.reasoning_config and config.reasoning_config.reasoning_parser) or None
+    outputs = OutputProcessor(loaded.tokenizer, scored=config.cumulative_logprobs, reasoning_parser=thoughts)
     no_images = why_no_images(config, loaded.model, part is not None)
     progress.info("building the engine: its pool and its steps")
     drafting = draft_source(config, loaded)
@@ -235,11 +237,7 @@ def _build(asked: EngineConfig, part: Leader | Follower | None, collect: Path | 
     served = ServedModel(
         config=config,
         input_processor=inputs,
-        output_processor=OutputProcessor(
-            loaded.tokenizer,
-            scored=config.cumulative_logprobs,
-            reasoning_parser=(config.reasoning_config and config.reasoning_config.reasoning_parser) or None,
-        ),
+        output_processor=outputs,
         model_config=loaded.config,
         tokenizer=loaded.tokenizer,
         dtype=loaded.dtype,

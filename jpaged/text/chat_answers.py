@@ -11,15 +11,20 @@ from typing import Any
 
 from jpaged.answers.bound import BoundFormat, format_of
 from jpaged.answers.parts import CallArguments, CallEnd, CallStart, Content, PlainReader, Reader, Reasoning, TokenSpan
+from jpaged.answers.rows import thought_formats
 from jpaged.outputs import AnswerMessage, CompletionOutput, RequestOutput, ToolCall
 from jpaged.sampling_params import RequestOutputKind, SamplingParams
 from jpaged.text.answer_choice import chosen_formats
 from jpaged.text.prompt import Conversation
+from jpaged.validation import one_of
 
 _RANDOM = SystemRandom()
 _LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9
 """Characters of a call's id; templates of Mistral's models take no others."""
+
+_MOST_FORMS = 16
+"""Formats that are remembered: callers may give a template with each conversation."""
 
 
 class MessageReader:
@@ -73,9 +78,15 @@ class ChatAnswers:
     Args:
         tokenizer: a transformers tokenizer; None where the model has none.
         reasoning_parser: the format of thoughts; None = the one that a chat template renders.
+
+    Raises:
+        ValueError: the format is unknown, or is a response template, which the tokenizer lacks.
     """
 
     def __init__(self, tokenizer: Any, reasoning_parser: str | None = None) -> None:
+        if reasoning_parser is not None:
+            one_of("reasoning_parser", reasoning_parser, thought_formats())
+            format_of(None, reasoning_parser, tokenizer)
         self._tokenizer = tokenizer
         self._reasoning_parser = reasoning_parser
         self._lock = threading.Lock()
@@ -116,6 +127,8 @@ class ChatAnswers:
         """Return the format that a template renders, None for the model's own; with or without calls."""
         with self._lock:
             if (template, calls) not in self._forms:
+                if len(self._forms) >= _MOST_FORMS:
+                    self._forms.clear()
                 choice = chosen_formats(self._tokenizer, template)
                 thoughts = self._reasoning_parser or choice.thoughts
                 form = format_of(choice.tools if calls else None, thoughts, self._tokenizer)

@@ -56,8 +56,8 @@ def _named(parameter: str, row: str, known: tuple[str, ...]) -> str | None:
 def _check(config: ReasoningConfig, choice: Choice, tokenizer: Any, vocab_size: int) -> None:
     if choice.thoughts is None:
         raise ValueError(
-            f"reasoning_config={config} needs the form of the model's thoughts, and none is known: --reasoning-parser "
-            "names one"
+            f"reasoning_config={config} needs the form of the model's thoughts, and none is known: its "
+            "reasoning_parser or --reasoning-parser names one"
         )
     formats = choice.thoughts, choice.tools or NO_FORMAT
     ThoughtForms(tokenizer, config.reasoning_start_str).check_text(config.reasoning_end_str, *formats, vocab_size)

@@ -59,6 +59,17 @@ def test_a_named_format_of_thoughts_comes_before_the_one_that_the_template_rende
         reader = ChatAnswers(tokenizer, named).reader(conversation, SamplingParams(), None)
         reader.push("<seed:think>so it is</seed:think>Rome")
         assert reader.finish().reasoning == thought
+    with pytest.raises(ValueError, match="reasoning_parser='other' is not one of think, "):
+        ChatAnswers(tokenizer, "other")
+
+
+def test_formats_of_callers_templates_are_not_kept_without_a_bound():
+    tokenizer = tokenizer_with("hermes")
+    chats = ChatAnswers(tokenizer)
+    for number in range(40):
+        options = ChatOptions(chat_template=f"{{# {number} #}}{tokenizer.chat_template}")
+        chats.reader(Conversation(USER, options), SamplingParams(), None)
+    assert 0 < len(chats._forms) <= 16
 
 
 @pytest.mark.parametrize("skip", [True, False])

@@ -247,7 +247,7 @@ def windows_after(fields: Fields) -> None:
     """Set Qwen's windows: none unless ``use_sliding_window``, and then from layer ``max_window_layers`` on."""
     if not fields["use_sliding_window"]:
         fields["sliding_window"] = None
-    if "layer_types" in fields and fields["layer_types"] is None:
+    if "max_window_layers" in fields and fields.get("layer_types", ()) is None:
         slides, first = fields["sliding_window"] is not None, fields["max_window_layers"]
         layers = range(fields["num_hidden_layers"])
         fields["layer_types"] = [

@@ -47,7 +47,8 @@ def _routing(config: Any) -> Routing:
     if config.topk_method == "greedy":
         return Routing(per_token, scale=scale)
     if config.topk_method == "group_limited_greedy":
-        return Routing(per_token, scale=scale, groups=config.n_group, groups_chosen=config.topk_group)
+        groups, chosen = config.n_group or 1, config.topk_group or 1
+        return Routing(per_token, scale=scale, groups=groups, groups_chosen=chosen)
     raise ValueError(f"topk_method={config.topk_method!r} is not supported; known: greedy, group_limited_greedy")
 
 

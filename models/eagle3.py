@@ -38,6 +38,16 @@ from .token_before import memory_of_head, take_previous, without_first
 _OTHER_LAYOUTS = {"norm_before_residual": False, "norm_output": False, "attention_bias": False, "mlp_bias": False}
 """Fields that change the layer, with the value that published EAGLE-3 heads have where they say nothing."""
 
+_OTHER_NESTED = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+}
+"""Fields of ``eagle_config``, where NVIDIA's ModelOpt says what its heads are like, with the value of this layout."""
+
 
 def is_eagle3_head(config: Any) -> bool:
     """Tell whether a config is an EAGLE-3 head's."""
@@ -66,6 +76,10 @@ class Eagle3Head(nnx.Module):
         for name, only in {"num_hidden_layers": 1, **_OTHER_LAYOUTS}.items():
             if getattr(config, name, only) != only:
                 raise ValueError(f"{name}={getattr(config, name)} is not supported of an EAGLE-3 head; only {only}")
+        nested = getattr(config, "eagle_config", None) or {}
+        for name, only in _OTHER_NESTED.items():
+            if nested.get(name) not in (None, only):
+                raise ValueError(f"eagle_config.{name}={nested[name]} is not supported of an EAGLE-3 head; only {only}")
         size, eps, self.vocab_size = config.hidden_size, config.rms_norm_eps, config.vocab_size
         self.draft_vocab_size = getattr(config, "draft_vocab_size", None) or config.vocab_size
         heads = Heads.of_config(config, build)
@@ -73,7 +87,10 @@ class Eagle3Head(nnx.Module):
         memory = AttentionGroup("full", (0,), layout.kv_heads, heads.head_dim, q_per_kv=layout.q_per_kv)
         self.layer_groups = memory_of_head(memory, size, build)
         self.rotary = rotary_from_config(config, heads.head_dim, longest=build.longest)
-        self.given_taps = tuple(getattr(config, "eagle_aux_hidden_state_layer_ids", None) or ())
+        # Next to the other fields they are layers that states enter, as in vLLM; ModelOpt names those that they leave.
+        self.given_taps = tuple(getattr(config, "eagle_aux_hidden_state_layer_ids", None) or ()) or tuple(
+            layer + 1 for layer in nested.get("eagle_aux_hidden_state_layer_ids") or ()
+        )
         target = getattr(config, "target_hidden_size", None) or size
         self.states = len(self.given_taps or (0, 0, 0)) * target
         self.size, self.shards = size, build.tensor_parallel

@@ -43,12 +43,15 @@ class Mamba2Layer(nnx.Module):
 
 
 def _follow(fields: Fields) -> None:
-    """Let every layer be a recurrence, and check the sizes.
+    """Let every layer be a recurrence, and check the sizes. Heads of a null width share the inner width.
 
     Raises:
         ValueError: heads do not make up the inner width.
     """
-    inner, heads, head_dim = fields["hidden_size"] * fields["expand"], fields["num_heads"], fields["head_dim"]
+    inner, heads = fields["hidden_size"] * fields["expand"], fields["num_heads"]
+    if fields["head_dim"] is None:
+        fields["head_dim"] = inner // heads
+    head_dim = fields["head_dim"]
     if inner != heads * head_dim:
         raise ValueError(f"hidden_size * expand = {inner} is not num_heads={heads} * head_dim={head_dim}")
     fields["layer_types"] = ["linear_attention"] * fields["num_hidden_layers"]

@@ -52,6 +52,8 @@ class Routing:
             raise ValueError(f"n_group={self.groups} does not cut {experts} experts into groups to choose from")
         if not 1 <= self.groups_chosen <= self.groups:
             raise ValueError(f"topk_group={self.groups_chosen} must be from 1 to n_group={self.groups}")
+        if self.per_token is None:
+            raise ValueError("num_experts_per_tok is null; it must be the number of experts of a token")
         most = experts // self.groups * self.groups_chosen
         if not 1 <= self.per_token <= most:
             raise ValueError(f"num_experts_per_tok={self.per_token} must be from 1 to the {most} experts chosen from")
@@ -114,15 +116,18 @@ class Routing:
 
 
 def sigmoid_routing(config: Any) -> Routing:
-    """Return DeepSeek-V3's routing, which several families took over with its fields in the config."""
+    """Return DeepSeek-V3's routing, which several families took over with its fields in the config.
+
+    Where ``n_group`` and ``topk_group`` are null, experts are chosen among all.
+    """
     return Routing(
         config.num_experts_per_tok,
         "sigmoid",
         sums_to_one=config.norm_topk_prob,
         scale=config.routed_scaling_factor,
-        groups=config.n_group,
-        groups_chosen=config.topk_group,
-        best_of_group=2 if config.n_group > 1 else 1,
+        groups=config.n_group or 1,
+        groups_chosen=config.topk_group or 1,
+        best_of_group=2 if (config.n_group or 1) > 1 else 1,
     )
 
 

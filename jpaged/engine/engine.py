@@ -121,20 +121,30 @@ class Engine:
             raise
 
     def _add_to(self, replica: Replica, request: Request, *, first: bool = False) -> None:
-        retention = request.retention
-        if retention is not None and retention.breakpoints and replica.memory.prefix_caching:
-            places = sorted({min(place, len(request.prompt_token_ids)) for place, _ in retention.breakpoints})
-            spans = replica.scheduler.prefix_name(request).spans
-            step = replica.memory.layout.prefix_step
-            request.kept_tokens = last_end(places[-1], spans, step)
-            request.prefix_ends = tuple(dict.fromkeys((*reversed(places), *request.prefix_ends)))
+        self.mark_breakpoints(request)
         try:
             self._queue(replica, request, first=first)
         except NoRoom:
             if not self.prefixes.make_room(replica, request):
                 raise
             self._queue(replica, request, first=first)
-        if request.kept_tokens:
+        self.watch_breakpoints(replica, request)
+
+    def mark_breakpoints(self, request: Request) -> None:
+        """Let a request, which is in no queue yet, keep its prompt as far as the last breakpoint that it asks for."""
+        retention, replica = request.retention, self.replicas[0]  # all have one layout
+        if retention is None or not retention.breakpoints:
+            return
+        request.kept_tokens = 0
+        if replica.memory.prefix_caching:
+            places = sorted({min(place, len(request.prompt_token_ids)) for place, _ in retention.breakpoints})
+            spans = replica.scheduler.prefix_name(request).spans
+            request.kept_tokens = last_end(places[-1], spans, replica.memory.layout.prefix_step)
+            request.prefix_ends = tuple(dict.fromkeys((*reversed(places), *request.prefix_ends)))
+
+    def watch_breakpoints(self, replica: Replica, request: Request) -> None:
+        """Pin the prefixes that a request asks to keep once its replica has computed its prompt."""
+        if request.kept_tokens and request.retention is not None:
             self._with_breakpoints.append((replica, request))
 
     def _queue(self, replica: Replica, request: Request, *, first: bool) -> None:

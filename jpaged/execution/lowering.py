@@ -32,6 +32,7 @@ from jpaged.execution.encode import (
 from jpaged.execution.image_rows import ImageRows, Item
 from jpaged.execution.mesh import num_replicas, own_shapes, own_sharding, platform, stack
 from jpaged.execution.packing import pack
+from jpaged.execution.sampling.pair_tables import PairTables
 from jpaged.execution.sampling.sample_step import make_sample_step
 from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows
 from jpaged.execution.step import make_step
@@ -90,6 +91,12 @@ class StepPrograms:
         rows = self._of_all(blank_rows(self.max_num_seqs, self.vocab_size))
         draw = make_sample_step(self.graphdef, self.mesh)
         return draw.lower(self.params, hidden, rows, self._last_tokens, top=top)
+
+    @property
+    def table_bytes(self) -> int:
+        """Return the bytes on each device of the tables that a draw of max_num_seqs rows may take, see `PairTables`."""
+        rows = self._of_all(blank_rows(self.max_num_seqs, self.vocab_size))
+        return device_bytes(PairTables(self.mesh, self.vocab_size).tables(rows, self._last_tokens))
 
     def encoder(self) -> jax.stages.Lowered | None:
         """Lower the encoder for its largest batch of the largest image, or the longest row, that one step encodes; None

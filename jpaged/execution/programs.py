@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Any, TypedDict
 
 import jax
@@ -26,7 +25,6 @@ from jpaged.execution.params import check_like, float32_shapes, num_compact, pla
 from jpaged.execution.pooling import make_pool_hidden
 from jpaged.execution.readouts.prompt_scores import ScoreOutput, make_score
 from jpaged.execution.resharding import cuts_on_devices, reshard
-from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sample_step import ScreenedHead, StepOutput, make_sample_step
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.step import make_follow, make_step
@@ -391,8 +389,7 @@ def _part_key(arrays: Mapping[str, HostOrDevice], rows: HostOrDevice) -> Hashabl
 
 
 def _sample_key(args: SamplingArrays, top: int) -> Hashable:
-    pairs = (edit.num_pairs(arrays) for edit, arrays in zip(EDITS, args.edits, strict=True))
-    return "sample", args.position.shape[-1], *chain.from_iterable(pairs), top
+    return "sample", args.position.shape[-1], args.tabled, top
 
 
 class _HeadWeights:

@@ -25,7 +25,7 @@ from jpaged.execution.readouts.base import ForwardPass, InFlight, Reading, Readi
 from jpaged.execution.readouts.draws import Draws
 from jpaged.execution.readouts.prompt_scores import PromptScoring
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.shapes import SAMPLERS, Shapes, compiled_in_threads, sampler_name
+from jpaged.execution.shapes import SAMPLERS, Shapes, compiled_in_threads
 from jpaged.execution.step_dump import StepMemory, StepRecorder
 from jpaged.execution.step_settings import StepSettings
 from jpaged.execution.transfer.tiers import BlockThread
@@ -103,6 +103,7 @@ class Runner:
             spec=spec,
             mesh=mesh,
             settings=settings,
+            tables=self.worker.tables,
         )
         # A draw is the last of a pass: it lets go of the hidden states.
         self._readouts: list[Readout] = [
@@ -200,11 +201,12 @@ class Runner:
                 return larger
         return bucket
 
-    def _lacks_draw(self, rows: int, top: int) -> None:
-        """Note that a draw of so many rows is made by a larger sampler; one that ranks more tokens than those of
+    def _lacks_draw(self, args: SamplingArrays, top: int) -> None:
+        """Note that a draw by these arguments is made by a larger sampler; one that ranks more tokens than those of
         `SAMPLERS` is not compiled in the background."""
-        if top in (kinds := dict(SAMPLERS)):
-            self.worker.compilations.lacked(sampler_name(kinds[top], rows))
+        for kind in SAMPLERS:
+            if (kind.top, kind.tabled) == (top, args.tabled):
+                self.worker.compilations.lacked(kind.of(args.position.shape[-1]))
 
     def _memory_of(self, step: ScheduledStep) -> StepMemory:
         """Return what a recorder reads of the device before a step."""

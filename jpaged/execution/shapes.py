@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -25,20 +25,37 @@ from jpaged.execution.compile.compiler_threads import NICENESS, set_niceness
 from jpaged.execution.deterministic import empty_launch, padded_bucket
 from jpaged.execution.mesh import num_replicas, own_sharding, stack
 from jpaged.execution.programs import Compile, ModelPrograms
+from jpaged.execution.sampling.pair_tables import PairTables
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows
+from jpaged.execution.sampling.sampling_batch import RANKED, blank_rows, in_pieces
 from jpaged.execution.step_settings import StepSettings
 from jpaged.execution.transfer.adapter_matrices import with_abstract_matrices
 from jpaged.execution.work.base import PoolWork
 
 T = TypeVar("T")
-SAMPLERS = ((0, "greedy"), (RANKED, "full"))
-"""Variants of the sampler: how many of the most likely tokens each can give back, and its name."""
+TABLES = ("first pairs of tables", "pairs of tables")
+"""Names of the programs that write tables, see `PairTables`: the one that makes them, and the one that goes on."""
 
 
-def sampler_name(kind: str, rows: int) -> str:
-    """Return what people call a variant of the sampler for a number of rows."""
-    return f"{kind} sampler, {rows} rows"
+class SamplerKind(NamedTuple):
+    """A variant of the sampler.
+
+    Attributes:
+        top: how many of the most likely tokens it can give back.
+        tabled: whether it takes tables for lists of pairs, see `PairTables`.
+    """
+
+    name: str
+    top: int
+    tabled: bool = False
+
+    def of(self, rows: int) -> str:
+        """Return what people call it for a number of rows."""
+        return f"{self.name} sampler, {rows} rows"
+
+
+SAMPLERS = (SamplerKind("greedy", 0), SamplerKind("full", RANKED), SamplerKind("table", RANKED, tabled=True))
+"""Variants of the sampler that are compiled ahead."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,7 @@ class Shapes:
         drafts_blocks: whether it makes all drafts of a sequence at once.
         works: the kinds of work on the pool.
         settings: what the steps may be like.
+        tables: writes the pairs of draws that are too many for the sampler.
     """
 
     model: ModelPrograms
@@ -80,6 +98,7 @@ class Shapes:
     spec: PoolSpec
     mesh: Mesh
     settings: StepSettings
+    tables: PairTables
 
     # ------------------------------------------------------------------ which there are
 
@@ -87,7 +106,8 @@ class Shapes:
         """Yield every shape; the sampler's come after a step's, which gives the shape of hidden states."""
         yield from self._of_works(self.works)
         yield from map(self.step, self.buckets.all)
-        yield from self._draws(self.buckets.sample_rows)
+        yield from self._tables()
+        yield from self._draws(self.buckets.sample_rows, self._samplers)
         if self.drafter is not None:
             yield from self._drafts()
 
@@ -104,10 +124,11 @@ class Shapes:
         return [shape for shape in (*steps, *draws) if shape.name not in needed]
 
     def needed(self) -> list[Shape]:
-        """Return the shapes with which every step can run that has no images of a size that is not known and asks for
-        no more than `RANKED` likely tokens: the largest step in each of its forms, and the largest sampler."""
+        """Return the shapes with which every step can run that has no images of a size that is not known, asks for no
+        more than `RANKED` likely tokens and edits no more than the logits of `Edit.fewest`: the largest step in each of
+        its forms, and the largest sampler."""
         steps = self.buckets.all if self.settings.deterministic else self.buckets.largest
-        largest = self._draws(self.buckets.sample_rows[-1:], self._samplers[-1:])
+        largest = self._draws(self.buckets.sample_rows[-1:], SAMPLERS[1:2])
         return [*self._of_works(work for work in self.works if work.needed), *map(self.step, steps), *largest]
 
     def later(self) -> list[Shape]:
@@ -119,18 +140,31 @@ class Shapes:
         """Return how many shapes `all` yields."""
         rows = len(self.buckets.sample_rows) if self.settings.draws else 0
         drafts = 0 if self.drafter is None else len(self._draft_buckets) + len(SAMPLERS) * rows
+        tables = len(TABLES) * rows
         drafts += len(self._read_buckets)
         works = len(list(self._of_works(self.works)))
-        return works + len(self.buckets.all) + len(self._samplers) * rows + drafts
+        return works + len(self.buckets.all) + len(self._samplers) * rows + drafts + tables
 
-    def _draws(self, each: Iterable[int], samplers: Iterable[tuple[int, str]] | None = None) -> Iterator[Shape]:
-        """Yield the shapes of draws of these numbers of rows, by all variants of the sampler or some."""
+    def _draws(self, each: Iterable[int], samplers: Iterable[SamplerKind]) -> Iterator[Shape]:
+        """Yield the shapes of draws of these numbers of rows, by some variants of the sampler."""
         if self.settings.draws:
             for rows in each:
-                yield from (self.sampler(rows, top, kind) for top, kind in samplers or self._samplers)
+                yield from (self.sampler(rows, kind) for kind in samplers)
+
+    def _tables(self) -> Iterator[Shape]:
+        if self.settings.draws:
+            for rows in self.buckets.sample_rows:
+                for begun, name in enumerate(TABLES):
+                    yield Shape(f"{name}, {rows} rows", partial(self._write_pairs, rows, bool(begun)), rows)
+
+    def _write_pairs(self, rows: int, begun: bool) -> Compile:
+        (piece,) = in_pieces(
+            self._of_all(blank_rows(rows, self.settings.vocab_size)), self.mesh, self.settings.vocab_size
+        )
+        return self.tables.prepare(self._placed(piece), self._last_tokens, begun=begun)
 
     @property
-    def _samplers(self) -> tuple[tuple[int, str], ...]:
+    def _samplers(self) -> tuple[SamplerKind, ...]:
         return SAMPLERS[1:] if self.settings.deterministic else SAMPLERS
 
     def draft_bucket(self, tokens: int, seqs: int) -> Bucket:
@@ -170,13 +204,14 @@ class Shapes:
 
         return Shape(bucket.name, trace, bucket.tokens)
 
-    def sampler(self, rows: int, top: int, kind: str) -> Shape:
+    def sampler(self, rows: int, kind: SamplerKind) -> Shape:
         """Return the shape of a draw, to be traced after a step."""
 
         def trace() -> Compile:
-            return self.model.prepare_sample(self._rows(rows), self._last_tokens, top)
+            return self.model.prepare_sample(self._rows(rows, kind), self._last_tokens, kind.top)
 
-        return Shape(sampler_name(kind, rows), trace, rows)
+        replaced = not kind.tabled or rows < self.buckets.sample_rows[-1]
+        return Shape(kind.of(rows), trace, rows if replaced else 0)
 
     def _of_works(self, works: Iterable[PoolWork]) -> Iterator[Shape]:
         return (Shape(name, trace) for work in works for name, trace in work.shapes())
@@ -198,9 +233,9 @@ class Shapes:
         for bucket in self._read_buckets:
             yield Shape(f"drafting head, {bucket.name}", partial(follow, bucket), bucket.tokens)
         for rows in self.buckets.sample_rows:
-            for top, kind in SAMPLERS:
-                draw = partial(drafter.prepare_sample, self._rows(rows), self._last_tokens, top)
-                yield Shape(f"{kind} drafting sampler, {rows} rows", draw, rows)
+            for kind in SAMPLERS:
+                draw = partial(drafter.prepare_sample, self._rows(rows, kind), self._last_tokens, kind.top)
+                yield Shape(f"{kind.name} drafting sampler, {rows} rows", draw, rows)
 
     def empty_batch(self, bucket: Bucket) -> StepBatch:
         """Return a batch of padding only.
@@ -218,9 +253,12 @@ class Shapes:
         batch = batch._replace(reads_all=None)  # launches leave nothing out
         return empty_launch(batch, self.spec.caches) if bucket.decode_only else batch
 
-    def _rows(self, rows: int) -> SamplingArrays:
+    def _rows(self, rows: int, kind: SamplerKind) -> SamplingArrays:
         """Return the settings of greedy rows of each replica, as a worker gives them to a sampler."""
-        args = self._of_all(blank_rows(rows, self.settings.vocab_size))
+        args = self._placed(self._of_all(blank_rows(rows, self.settings.vocab_size)))
+        return self.tables.shapes(args, self._last_tokens) if kind.tabled else args
+
+    def _placed(self, args: SamplingArrays) -> SamplingArrays:
         return jax.tree.map(self._on_device, args)._replace(position=args.position)
 
     @property

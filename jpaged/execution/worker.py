@@ -26,6 +26,7 @@ from jpaged.execution.packing import Packed, opened
 from jpaged.execution.pooling import HiddenStates
 from jpaged.execution.programs import ModelPrograms, TargetAndDraft
 from jpaged.execution.readouts.prompt_scores import ScoreOutput
+from jpaged.execution.sampling.pair_tables import PairTables
 from jpaged.execution.sampling.sample_step import StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.execution.sampling.sampling_batch import PlacedRows
@@ -101,6 +102,7 @@ class Worker:
         failed: called with the exception of a device call.
         blocks: copies blocks of the pool to be saved, and back.
         works: the kinds of work on the pool by name, in the order in which they run.
+        tables: writes the pairs of draws that are too many for the sampler.
         host: blocks in host memory.
         fetch: brings arrays to the host when the device is done with them.
         frees_memory: whether `give_back` does anything.
@@ -159,7 +161,8 @@ class Worker:
         self.host = context.host
         self.blocks = PoolBlocks(context.mover)
         self._max_num_seqs = settings.max_num_seqs
-        self._rows = PlacedRows(mesh, settings.vocab_size)
+        self.tables = PairTables(mesh, settings.vocab_size, *on_compile, store=programs)
+        self._rows = PlacedRows(mesh, settings.vocab_size, self.tables)
         self._begin()
 
     def _begin(self) -> None:
@@ -273,7 +276,8 @@ class Worker:
     def draw(self, args: SamplingArrays, top: int) -> StepOutput:
         """Sample the next tokens after the last `compute`, which is thereby over."""
         assert self._sampled is not None, "compute comes before draw"
-        output = self.model.sample(self._sampled, self._rows.put(args), self._last_tokens, top)
+        placed = self._rows.put(args, self._last_tokens)
+        output = self.model.sample(self._sampled, placed, self._last_tokens, top)
         self._last_tokens = output.tokens
         self._sampled = None
         self._hidden.begin()
@@ -288,7 +292,8 @@ class Worker:
         if self._deterministic and bucket.decode_only:  # a launch, as what follows a step gets
             batch = next(launches(batch, int(batch.query_starts[-1]), self.spec.caches)).batch
         self.pool, rows, _ = drafter.step(self.pool, batch, self._last_tokens, bucket)
-        tokens: Any = drafter.sample(rows, self._rows.put(args), self._last_tokens, top).tokens
+        placed = self._rows.put(args, self._last_tokens)
+        tokens: Any = drafter.sample(rows, placed, self._last_tokens, top).tokens
         return tokens
 
     def make_call(self, name: str, args: tuple[Any, ...]) -> None:

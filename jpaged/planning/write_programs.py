@@ -16,6 +16,7 @@ from jpaged.execution.device_memory import DeviceMemory
 from jpaged.execution.image_rows import image_examples
 from jpaged.execution.kv_dtype import resolve_kv_dtype
 from jpaged.execution.programs import ModelPrograms
+from jpaged.execution.sampling.pair_tables import PairTables
 from jpaged.execution.shapes import Shapes, compiled_in_threads
 from jpaged.execution.step_settings import StepSettings
 from jpaged.execution.work.base import WorkContext
@@ -113,4 +114,5 @@ def _shapes(engine: AbstractEngine, spec: PoolSpec, store: ProgramStore) -> Shap
         spec=spec,
         mesh=mesh,
         settings=settings,
+        tables=PairTables(mesh, settings.vocab_size, *on_compile, store=store),
     )

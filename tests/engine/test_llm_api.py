@@ -31,8 +31,9 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def warm(model):
-    """An engine and how many shapes its warm-up compiled: decodes of 1, 2, 4, a mixed step of 64, block
-    copies, two samplers (plain and full) for 1 and 4 rows. Its weights are arrays, as tests ask for them."""
+    """An engine and how many shapes its warm-up compiled: decodes of 1, 2, 4, a mixed step of 64, block copies; three
+    samplers (plain, full, with tables) and two writers of tables for 1 and 4 rows. Its weights are arrays, as tests ask
+    for them."""
     llm = LLM(model.folder, max_num_batched_tokens=64, **SETTINGS)
     assert llm.params is not None
     return SimpleNamespace(llm=llm, known=llm.control.engine.runner.num_warmup, compiled=llm.warmup(use_tqdm=False))
@@ -75,7 +76,7 @@ def first(llm, prompt, params):
 
 
 def test_the_number_of_compiled_shapes_is_known_before_the_warmup(warm):
-    assert warm.known == warm.compiled == 3 + 1 + 1 + 2 * 2
+    assert warm.known == warm.compiled == 3 + 1 + 1 + 5 * 2
 
 
 def test_after_the_warmup_nothing_is_compiled(llm, warm):
@@ -214,6 +215,18 @@ def test_a_setting_of_another_type_is_named(name, value):
 def test_on_error_is_checked(llm):
     with pytest.raises(ValueError, match="on_error='ignore'"):
         generate(llm, TEXT, GREEDY, on_error="ignore")
+
+
+def test_edits_of_more_tokens_than_the_sampler_lists_compile_nothing_and_change_no_token(llm):
+    """The fixture sees that nothing was compiled after the warm-up."""
+    asked = [
+        replace(DRAWN, seed=seed, max_tokens=9, min_tokens=6, repetition_penalty=1.3, stop_token_ids=range(seed, 200))
+        for seed in range(4)
+    ]
+    alone = [llm.generate(ids(PROMPTS[0]), params)[0].outputs[0].token_ids for params in asked]
+    together = llm.generate([ids(PROMPTS[0])] * 4, asked)
+    assert [output.outputs[0].token_ids for output in together] == alone
+    assert all(set(tokens[:6]).isdisjoint(range(3, 200)) for tokens in alone), "they end nothing before min_tokens"
 
 
 def test_a_stop_token_outside_the_vocabulary_is_refused(llm):

@@ -12,11 +12,12 @@ from unpaged import alone, hash_model
 from jpaged.cache_retention import read_retention
 from jpaged.engine.engine import Engine
 from jpaged.engine.pinned_prefixes import PinnedPrefixes
-from jpaged.engine.saved_state.load import _take_over_memory
+from jpaged.engine.saved_state.load import _take_over_memory, load
 from jpaged.execution import StepResults
 from jpaged.memory.hash_chain import HashChain
 from jpaged.memory.saving import memory_data
 from jpaged.scheduling import Status
+from jpaged.scheduling.saving import request_data
 
 PIN = 10**6
 
@@ -370,6 +371,16 @@ def test_a_breakpoint_pins_its_prefix_for_its_seconds_and_the_next_request_exten
     clock.now = 350.0
     engine.prefixes.expire()
     assert nothing_is_left(engine)
+
+
+def test_a_restored_prompt_that_is_still_to_be_computed_pins_its_breakpoints():
+    engine, _ = timed_engine()
+    saved = request_data(asking(range(21), [(12, 300.0)]), 0.0)
+    inputs = SimpleNamespace(look_again=lambda request: None, load=lambda data: None, reassign_ids=lambda request: None)
+    host = {"pictures": [], "requests": [saved], "pins": {}, "replicas": [], "inputs": {}}
+    (request,) = load(engine, inputs, host, lambda name: None, same_blocks=False)
+    finish(engine, request)
+    assert pinned(engine, range(21)) == 12
 
 
 def test_breakpoints_take_the_names_of_blocks_from_their_request(monkeypatch):

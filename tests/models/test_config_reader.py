@@ -124,6 +124,7 @@ SHORT = {"num_hidden_layers": 7}
         {"model_type": "lfm2", "full_attn_idxs": [1, 4], "tie_embedding": False, "block_ff_dim": 99, **SHORT},
         {"model_type": "mixtral", "num_experts": 5},
         {"model_type": "qwen3_moe", "use_sliding_window": True},
+        {"model_type": "qwen3_moe", "layer_types": None},
         {"model_type": "deepseek_v3", "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
         {"model_type": "deepseek_v2", "q_lora_rank": None, "n_group": None},
         {"model_type": "opt", "hidden_size": 48, "word_embed_proj_dim": 24},
@@ -174,7 +175,7 @@ def test_what_contradicts_itself_is_named():
     with pytest.raises(ValueError, match="attn_layer_offset=8 is not below attn_layer_period=8"):
         READERS["jamba"]({"model_type": "jamba", "attn_layer_offset": 8})
     with pytest.raises(ValueError, match="hidden_size \\* expand = 8192 is not num_heads=3"):
-        READERS["mamba2"]({"model_type": "mamba2", "num_heads": 3})
+        READERS["mamba2"]({"model_type": "mamba2", "num_heads": 3, "head_dim": None})
     with pytest.raises(ValueError, match="mamba_d_head=5"):
         READERS["bamba"]({"model_type": "bamba", "mamba_d_head": 5})
     with pytest.raises(ValueError, match="ssm_multipliers has 3 numbers, not 5"):

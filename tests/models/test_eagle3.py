@@ -82,11 +82,24 @@ def test_a_model_returns_the_states_that_enter_its_layers(options, tmp_path):
         model.tap((5,))
 
 
+def test_layers_that_modelopt_names_are_those_that_states_leave(tmp_path):
+    make_model_and_head(tmp_path / "model", tmp_path / "head", layers=None)
+    config, said = tmp_path / "head" / "config.json", {"use_last_layernorm": True, "use_mtp_layernorm": False}
+    nested = {"eagle_config": {**said, "parallel_draft_step": None, "eagle_aux_hidden_state_layer_ids": [0, 2, 1]}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | nested))
+    assert load_draft_head(load_model(tmp_path / "model", dtype="float32"), tmp_path / "head", **OPTIONS).taps == (
+        1,
+        3,
+        2,
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"num_hidden_layers": 2}, "num_hidden_layers=2 is not supported of an EAGLE-3 head; only 1"),
         ({"norm_before_residual": True}, "norm_before_residual=True is not supported"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "eagle_config.use_aux_hidden_state=False is not supported"),
         ({"draft_vocab_size": 160}, "vocab_size=160 in the config, but only 150 rows are stored"),
         ({"vocab_size": 300}, "a head for 300 tokens, and the model has 211"),
         ({"target_hidden_size": 64}, "reads 192 numbers of each token, and the model's 3 states have 288"),

@@ -33,6 +33,7 @@ from transformers import (
 )
 
 from jpaged.model_api import AttentionGroup, BuildContext, LatentGroup
+from jpaged_models.routing import Router
 
 PUBLISHED = {
     "Llama-2-7B": (LlamaConfig(vocab_size=32000), 6_738_415_616),
@@ -286,6 +287,18 @@ def test_an_unsupported_field_is_named(name, field, value):
     if field == "rope_parameters":
         named = "rope_type='longrope'" if "rope_type" in value else "partial_rotary_factor=0.5"
     with pytest.raises(ValueError, match=named):
+        abstract(config)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_groups_of_experts_that_are_null_are_none(name):
+    config = copy.deepcopy(CHECKPOINTS[name])
+    for field in ("n_group", "topk_group"):
+        object.__setattr__(config, field, None)
+    found = {node.routing for _, node in nnx.iter_graph(abstract(config)) if isinstance(node, Router)}
+    assert [(each.groups, each.groups_chosen, each.best_of_group) for each in found] == [(1, 1, 1)]
+    object.__setattr__(config, "num_experts_per_tok", None)
+    with pytest.raises(ValueError, match="num_experts_per_tok is null"):
         abstract(config)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jpaged.scheduling.speculation import ngram
 from jpaged.scheduling.speculation.base import Acceptance, StepCosts, best_length
 from jpaged.scheduling.speculation.ngram import MOST_COMPARED, Match, NGramIndex, continuation
 
@@ -33,6 +34,13 @@ def test_the_longest_run_is_found_where_it_stood_last_however_tokens_come(tokens
     while known < len(tokens):
         known = data.draw(st.integers(known + 1, len(tokens)))
         assert index.match(tokens[:known]) == slow_match(tokens[:known], longest, shortest)
+
+
+def test_a_long_prompt_is_taken_in_over_several_look_ups(monkeypatch):
+    monkeypatch.setattr(ngram, "MOST_INDEXED", 3)
+    index, tokens = NGramIndex(2, 1), [1, 2, 3, 4, 1, 5, 6, 1]
+    assert [index.match(tokens) for _ in range(4)] == [Match(1, 1), Match(5, 1), Match(5, 1), Match(5, 1)]
+    assert index.match([*tokens, 5]) == Match(6, 2)
 
 
 def test_a_run_that_reaches_the_end_repeats_itself():

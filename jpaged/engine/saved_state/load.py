@@ -71,6 +71,7 @@ def load(
                 if engine.scheduler.policy != "priority":
                     part.priority = None  # as that of every request here
                 _refuse_too_long(part, engine)
+                engine.mark_breakpoints(part)
             saved = host["replicas"]
             if same_blocks and len(saved) == len(engine.replicas):
                 _go_on(engine, saved, parts, pins, arrays)
@@ -101,7 +102,7 @@ def _go_on(
         going_on = [part for part in mine if part.status is not Status.FINISHED]
         load_scheduler(replica.scheduler, data["scheduler"], going_on)
         for part in going_on:
-            engine.requests.register(replica, part)
+            _register(engine, replica, part)
             replica.load += len(part.sequences)
         places = [_places(replica, data, pages, group) for group in range(len(data["held"]))]
         blocks.append([[new for _, new in pairs] for pairs in places])
@@ -215,9 +216,15 @@ def _compute_again(engine: Engine, parts: Iterable[Request], pins: Mapping[int, 
         except ValueError as error:
             _end(part, f"cannot run here: {error}")
         else:
-            engine.requests.register(replica, part)
+            _register(engine, replica, part)
     for replica in engine.replicas:
         replica.pins.seq_ids, replica.pins.lost = set(pins), set(pins)
+
+
+def _register(engine: Engine, replica: Replica, part: Request) -> None:
+    engine.requests.register(replica, part)
+    if part.first_token_time is None:
+        engine.watch_breakpoints(replica, part)
 
 
 def _arrival(request: Request) -> int:

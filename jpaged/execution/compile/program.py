@@ -111,7 +111,7 @@ def described(shape: Hashable) -> str:
 
     >>> described(("step", Bucket(tokens=4, seqs=4, decode_only=True)))
     'decode step, 4 tokens'
-    >>> described(("sample", 4, 1, 1, 0))
+    >>> described(("sample", 4, False, 0))
     'sample'
     """
     kind, *sizes = shape if isinstance(shape, tuple) else (shape,)

@@ -68,7 +68,7 @@ class Draws:
     Args:
         deterministic: whether the sampler is always the one that ranks.
         is_ready: tells whether a draw by these arguments need not wait for a compiler.
-        lacks: called with the number of rows and of ranked tokens of a draw that a larger one stands in for.
+        lacks: called with the arguments and the number of ranked tokens of a draw that a larger one stands in for.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Draws:
         *,
         deterministic: bool,
         is_ready: Callable[[SamplingArrays, int], bool],
-        lacks: Callable[[int, int], None],
+        lacks: Callable[[SamplingArrays, int], None],
     ) -> None:
         self._mesh = mesh
         self._buckets = buckets
@@ -102,7 +102,7 @@ class Draws:
                 larger, _ = self._arrays(steps, rows)
                 found = next((which for which in (top, ranked) if self._is_ready(larger, which)), None)
                 if found is not None:
-                    self._lacks(sizes[0], top)
+                    self._lacks(args, top)
                     args, top = larger, found
                     break
         output = device.draw(args, top)

@@ -9,7 +9,7 @@ other processes, step dumps, and the choice of the sampler without edits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import jax.numpy as jnp
@@ -23,7 +23,12 @@ from jpaged.scheduling.step import Sample
 NO_ROW = np.int32(2**31 - 1)
 """A row that no batch has; what is written to it is dropped."""
 
+PIECE = 8192
+"""Pairs of a row and a token that are written into a table at once, see `Edit.spread`."""
+
 A = TypeVar("A", bound=tuple[Any, ...])
+Table = dict[str, Array]
+"""Has a value for each token of each row, [seqs, vocab], by the name of the column of pairs that it stands for."""
 
 
 class Edit(ABC, Generic[A]):
@@ -35,11 +40,12 @@ class Edit(ABC, Generic[A]):
         arrays: a NamedTuple of its arrays, by a name that no other edit's have. An array has a row for each row of the
             sampler, or it is one of `pairs`, or a tuple of arrays. One that repeats a single value (`np.broadcast_to`)
             must be a blank one: it does not travel.
-        pairs: names of the arrays that list pairs of a row and a token, all of one length.
+        pairs: names of the arrays that list pairs of a row and a token, all of one length: the rows, the tokens, and
+            columns of values.
         by_sequence: whether a row's values depend on its request and sequence alone, not on its tokens: arrays are
             then kept until rows change.
-        fewest: pairs that these arrays hold at least; longer ones go by factors of four, and compile a sampler more
-            each.
+        fewest: pairs that the sampler takes as lists. Where any edit of a draw has more, those of all are written into
+            tables first, see `spread`: their number is no part of a program's shape.
     """
 
     fields: ClassVar[tuple[str, ...]]
@@ -80,36 +86,51 @@ class Edit(ABC, Generic[A]):
         """Return weights with 0 for the tokens that cannot be drawn, on the device; the most likely one weighs 1."""
         return weights
 
-    def num_pairs(self, arrays: A | None) -> tuple[int, ...]:
-        """Return how long the lists of pairs are, which programs depend on: one number, or none without pairs.
+    # ------------------------------------------------------------ lists of pairs
+
+    def num_pairs(self, arrays: A | None) -> int:
+        """Return how long the lists of pairs are, on the host.
 
         Args:
             arrays: of one replica or several; None = blank ones.
         """
-        if not self.pairs:
-            return ()
-        return (self.fewest if arrays is None else getattr(arrays, self.pairs[0]).shape[-1],)
+        return self.fewest if arrays is None or not self.pairs else getattr(arrays, self.pairs[0]).shape[-1]
+
+    def tabled(self, arrays: A | None) -> bool:
+        """Tell whether the pairs are, or go, into a table, as there are more than `fewest`."""
+        if arrays is None or not self.pairs:
+            return False
+        return getattr(arrays, self.pairs[0]) is None or self.num_pairs(arrays) > self.fewest
 
     def filled(self, arrays: A, blank: A, **columns: np.ndarray) -> A:
         """Return the arrays with these lists of pairs, all of one length, and padding."""
-        size = self.fewest
-        while size < len(next(iter(columns.values()))):
-            size *= 4
-        return _with_pairs(arrays, blank, columns, size)
+        number, whole = len(next(iter(columns.values()))), arrays._replace(**columns)
+        return self.resized(whole, blank, self.fewest if number <= self.fewest else -(-number // PIECE) * PIECE)
 
-    def lengthened(self, arrays: A, blank: A, size: int) -> A:
-        """Return the arrays with padding up to `size` pairs."""
-        columns = {name: getattr(arrays, name) for name in self.pairs}
-        return arrays if self.num_pairs(arrays) == (size,) else _with_pairs(arrays, blank, columns, size)
+    def resized(self, arrays: A, blank: A, size: int, start: int = 0) -> A:
+        """Return the arrays with `size` pairs of one replica or several, those from `start` on and padding."""
+        columns = {}
+        for name in self.pairs:
+            nothing, values = getattr(blank, name), getattr(arrays, name)[..., start : start + size]
+            columns[name] = np.full((*values.shape[:-1], size), nothing.flat[0], nothing.dtype)
+            columns[name][..., : values.shape[-1]] = values
+        return arrays._replace(**columns)
 
+    def table(self, seqs: int, vocab_size: int) -> Table:
+        """Return the table of no pairs, on the device."""
+        blank = self.blank(1, vocab_size)
+        of_each = {name: getattr(blank, name) for name in self.pairs[2:]}
+        return {name: jnp.full((seqs, vocab_size), of.flat[0], of.dtype) for name, of in of_each.items()}
 
-def _with_pairs(arrays: Any, blank: Any, columns: Mapping[str, np.ndarray], size: int) -> Any:
-    padded = {}
-    for name, values in columns.items():
-        nothing = getattr(blank, name)
-        padded[name] = np.full(size, nothing[0], nothing.dtype)
-        padded[name][: len(values)] = values
-    return arrays._replace(**padded)
+    def spread(self, table: Table, arrays: A, last_tokens: Int[Array, " max_seqs"]) -> Table:
+        """Return the table with the pairs of `arrays` too, on the device: here each pair occurs once at most."""
+        row, token, *columns = (getattr(arrays, name) for name in self.pairs)
+        values = zip(self.pairs[2:], columns, strict=True)
+        return {name: table[name].at[row, token].set(column, mode="drop") for name, column in values}
+
+    def with_table(self, arrays: A, table: Table) -> A:
+        """Return the arrays with a table for lists of pairs: rows and tokens are None."""
+        return arrays._replace(**dict.fromkeys(self.pairs) | table)
 
 
 def with_rows(blank: HostOrDevice, rows: Sequence[int], values: Iterable[Any]) -> np.ndarray:

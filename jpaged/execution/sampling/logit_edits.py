@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.execution.mesh import HostOrDevice
-from jpaged.execution.sampling.edit import NO_ROW, Edit, history_of, newest, of_row, pending_row, with_rows
+from jpaged.execution.sampling.edit import NO_ROW, Edit, Table, history_of, newest, of_row, pending_row, with_rows
 from jpaged.execution.sampling.token_counts import count_new, token_edits
 from jpaged.scheduling.hooks import mask_after
 from jpaged.scheduling.request import Request
@@ -26,7 +26,8 @@ class WeighedTokens(NamedTuple):
     """Holds the tokens whose logits bias and penalties change. Padding of `row` is out of range.
 
     Attributes:
-        row, token: pairs of a row and a token whose logit is changed; each pair occurs once at most.
+        row, token: pairs of a row and a token whose logit is changed; each pair occurs once at most. None = the next
+            three are tables, see `Edit.spread`.
         bias: what is added to the pair's logit.
         times: how often the row generated the token.
         seen: whether the row's prompt or output has it.
@@ -36,11 +37,11 @@ class WeighedTokens(NamedTuple):
         frequency: subtracted as often as a token was generated.
     """
 
-    row: Int[HostOrDevice, " pairs"]
-    token: Int[HostOrDevice, " pairs"]
-    bias: Float[HostOrDevice, " pairs"]
-    times: Float[HostOrDevice, " pairs"]
-    seen: Bool[HostOrDevice, " pairs"]
+    row: Int[HostOrDevice, " pairs"] | None
+    token: Int[HostOrDevice, " pairs"] | None
+    bias: Float[HostOrDevice, " pairs"] | Float[Array, "seqs vocab"]
+    times: Float[HostOrDevice, " pairs"] | Float[Array, "seqs vocab"]
+    seen: Bool[HostOrDevice, " pairs"] | Bool[Array, "seqs vocab"]
     pending: Int[HostOrDevice, " seqs"]
     repetition: Float[HostOrDevice, " seqs"]
     presence: Float[HostOrDevice, " seqs"]
@@ -95,6 +96,8 @@ class BiasAndPenalties(Edit[WeighedTokens]):
         write the same value."""
         seqs = logits.shape[0]
         last = newest(arrays.pending, last_tokens)
+        if arrays.row is None or arrays.token is None:
+            return self._edit_all(logits, arrays, last)
         again = arrays.token == of_row(last, arrays.row)
 
         def of_newest(values: HostOrDevice) -> Float[Array, " seqs"]:
@@ -110,10 +113,24 @@ class BiasAndPenalties(Edit[WeighedTokens]):
 
         entry = logits.at[row, token]
         value = entry.get(mode="fill", fill_value=0.0) + bias
-        repetition = jnp.where(seen, of_row(arrays.repetition, row), 1.0)
-        value = jnp.where(value > 0, value / repetition, value * repetition)
-        value -= of_row(arrays.frequency, row) * count + of_row(arrays.presence, row) * (count > 0)
-        return entry.set(value, mode="drop")
+        of_rows = (of_row(each, row) for each in (arrays.repetition, arrays.frequency, arrays.presence))
+        return entry.set(_penalised(value, seen, count, *of_rows), mode="drop")
+
+    def _edit_all(
+        self, logits: Float[Array, "seqs vocab"], arrays: WeighedTokens, last: Int[Array, " seqs"]
+    ) -> Float[Array, "seqs vocab"]:
+        """Reweigh every token by tables; those without a pair keep their logits."""
+        newest_one = jnp.where(last >= 0, jnp.arange(logits.shape[0]), NO_ROW), last
+        count = jnp.asarray(arrays.times).at[newest_one].add(1, mode="drop")
+        seen = jnp.asarray(arrays.seen).at[newest_one].set(True, mode="drop")
+        of_rows = (jnp.asarray(each)[:, None] for each in (arrays.repetition, arrays.frequency, arrays.presence))
+        return _penalised(logits + arrays.bias, seen, count, *of_rows)
+
+
+def _penalised(value: Array, seen: Array, count: Array, repetition: Array, frequency: Array, presence: Array) -> Array:
+    repetition = jnp.where(seen, repetition, 1.0)
+    value = jnp.where(value > 0, value / repetition, value * repetition)
+    return value - (frequency * count + presence * (count > 0))
 
 
 # ---------------------------------------------------------------- bans
@@ -123,14 +140,15 @@ class BannedTokens(NamedTuple):
     """Holds the tokens that rows cannot draw. Padding of `row` is out of range.
 
     Attributes:
-        row, token: pairs of a row and a token that it cannot draw.
-        after: the pending token after which a pair is banned; -1 = it is always banned.
+        row, token: pairs of a row and a token that it cannot draw; None where `after` is a table.
+        after: the pending token after which a pair is banned; -1 = it is always banned. A table says which tokens are
+            banned after the pending one.
         pending: see `pending_row`.
     """
 
-    row: Int[HostOrDevice, " pairs"]
-    token: Int[HostOrDevice, " pairs"]
-    after: Int[HostOrDevice, " pairs"]
+    row: Int[HostOrDevice, " pairs"] | None
+    token: Int[HostOrDevice, " pairs"] | None
+    after: Int[HostOrDevice, " pairs"] | Bool[Array, "seqs vocab"]
     pending: Int[HostOrDevice, " seqs"]
 
 
@@ -169,10 +187,23 @@ class Bans(Edit[BannedTokens]):
     def edit(
         self, logits: Float[Array, "seqs vocab"], arrays: BannedTokens, last_tokens: Int[Array, " max_seqs"]
     ) -> Float[Array, "seqs vocab"]:
-        last = newest(arrays.pending, last_tokens)
-        applies = (arrays.after < 0) | (arrays.after == of_row(last, arrays.row))
-        row = jnp.where(applies, arrays.row, logits.shape[0])
-        return logits.at[row, arrays.token].set(-jnp.inf, mode="drop")
+        if arrays.row is None:
+            return jnp.where(arrays.after, -jnp.inf, logits)
+        return logits.at[_banned(arrays, last_tokens)].set(-jnp.inf, mode="drop")
+
+    def table(self, seqs: int, vocab_size: int) -> Table:
+        return {"after": jnp.zeros((seqs, vocab_size), bool)}
+
+    def spread(self, table: Table, arrays: BannedTokens, last_tokens: Int[Array, " max_seqs"]) -> Table:
+        """Ban the pairs that apply; a row may have a token several times, after different ones."""
+        return {"after": table["after"].at[_banned(arrays, last_tokens)].set(True, mode="drop")}
+
+
+def _banned(arrays: BannedTokens, last_tokens: Int[Array, " max_seqs"]) -> tuple[Array, HostOrDevice | None]:
+    """Return rows and tokens of the pairs that are banned; rows of others are out of range."""
+    last = newest(arrays.pending, last_tokens)
+    applies = (arrays.after < 0) | (arrays.after == of_row(last, arrays.row))
+    return jnp.where(applies, arrays.row, NO_ROW), arrays.token
 
 
 def _bans(request: Request, num_prompt: int, token_ids: list[int], position: int) -> Iterator[tuple[int, int]]:

@@ -63,6 +63,11 @@ class SamplingArrays(NamedTuple):
     edits: tuple[Any, ...]
 
     @property
+    def tabled(self) -> bool:
+        """Tell whether lists of pairs are, or go, into tables, as one is too long for the sampler."""
+        return any(edit.tabled(arrays) for edit, arrays in zip(EDITS, self.edits, strict=True))
+
+    @property
     def plain(self) -> bool:
         """Tell, on the host, whether every row takes the most likely token of its unedited logits, and no row asks for
         others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from functools import cache
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Int
 
-from jpaged.execution.mesh import num_replicas, replicate, stack
-from jpaged.execution.sampling.edit import Edit
+from jpaged.execution.mesh import HostOrDevice, num_replicas, replicate, stack
+from jpaged.execution.sampling.edit import PIECE, Edit
+from jpaged.execution.sampling.pair_tables import PairTables
 from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import SamplingArrays
 from jpaged.scheduling.request import Request, Sequence
@@ -101,8 +104,8 @@ def _of_one_size(edit: Edit[Any], each: tuple[Any, ...], blank: Any) -> tuple[An
     whole = [blank if arrays is None else arrays for arrays in each]
     if not edit.pairs:
         return tuple(whole)
-    size = max(number for arrays in whole for number in edit.num_pairs(arrays))
-    return tuple(edit.lengthened(arrays, blank, size) for arrays in whole)
+    size = max(map(edit.num_pairs, whole))
+    return tuple(arrays if edit.num_pairs(arrays) == size else edit.resized(arrays, blank, size) for arrays in whole)
 
 
 def top_size(asked: int) -> int:
@@ -112,7 +115,7 @@ def top_size(asked: int) -> int:
 
 def blank_rows(width: int, vocab_size: int) -> SamplingArrays:
     """Return arrays of `width` rows that take the most likely token, in the form that programs are compiled for: with
-    blank ones of each edit."""
+    blank ones of each edit, and lists of pairs."""
     edits = tuple(_blank(edit, width, vocab_size) for edit in EDITS)
     return SamplingArrays(np.zeros(width, np.int32), np.zeros(width, bool), edits)
 
@@ -126,18 +129,48 @@ def _blank(edit: Edit[Any], width: int, vocab_size: int) -> Any:
     return blank
 
 
+def in_pieces(args: SamplingArrays, mesh: Mesh, vocab_size: int) -> Iterator[SamplingArrays]:
+    """Yield the arrays of all replicas with `PIECE` pairs in each list: the first ones, then the next, to the last."""
+    blanks = [_blank(edit, args.position.shape[-1], vocab_size) for edit in EDITS]
+    whole = [
+        stack(mesh, [blank] * num_replicas(mesh)) if edit.pairs and arrays is None else arrays
+        for edit, arrays, blank in zip(EDITS, args.edits, blanks, strict=True)
+    ]
+    for start in range(0, max(map(Edit.num_pairs, EDITS, whole)), PIECE):
+        yield args._replace(
+            edits=tuple(
+                edit.resized(arrays, blank, PIECE, start) if edit.pairs else arrays
+                for edit, arrays, blank in zip(EDITS, whole, blanks, strict=True)
+            )
+        )
+
+
 class PlacedRows:
     """Keeps the sampler's arrays on the devices: those of edits that no row asks for, for each number of rows, as most
-    steps need them, and those that were placed last, which `SamplerRows` may ask for again."""
+    steps need them, and those that were placed last, which `SamplerRows` may ask for again.
 
-    def __init__(self, mesh: Mesh, vocab_size: int) -> None:
+    Args:
+        tables: writes lists of pairs that are too long for the sampler.
+    """
+
+    def __init__(self, mesh: Mesh, vocab_size: int, tables: PairTables) -> None:
         self._mesh = mesh
         self._vocab_size = vocab_size
+        self._tables = tables
         self._blanks: dict[int, tuple[Any, ...]] = {}
         self._placed: dict[int, tuple[Any, Any]] = {}  # by field: as they lie on the host, and on the devices
 
-    def put(self, args: SamplingArrays) -> SamplingArrays:
-        """Return a step's sampling parameters, with all arrays on the devices but the positions."""
+    def put(self, args: SamplingArrays, last_tokens: Int[HostOrDevice, "*replicas max_seqs"]) -> SamplingArrays:
+        """Return a step's sampling parameters, with all arrays on the devices but the positions.
+
+        Args:
+            last_tokens: what the step before drew.
+        """
+        if not args.tabled:
+            return self._put_all(args)
+        return self._tables.of(map(self._put_all, in_pieces(args, self._mesh, self._vocab_size)), last_tokens)
+
+    def _put_all(self, args: SamplingArrays) -> SamplingArrays:
         blanks = self._of(args.position.shape[-1])
         edits = (
             blank if arrays is None else self._put(number, arrays, blank)
@@ -166,6 +199,7 @@ class PlacedRows:
 
     def clear(self) -> None:
         """Release the devices' memory."""
+        self._tables.forget()
         self._blanks.clear()
         self._placed.clear()
 

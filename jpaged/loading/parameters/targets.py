@@ -89,8 +89,9 @@ def targets_of(model: CausalLM | DraftHead, without: Container[Any] = ()) -> lis
         if (path, index) in found:
             raise ValueError(f"parameter {target.name} has two sources")
         found[path, index] = target
+    by_layer = {path for path, index in found if index is not None}
     for path, shape in shapes.items():
-        wanted = range(shape.shape[0]) if any(p == path and i is not None for p, i in found) else [None]
+        wanted = range(shape.shape[0]) if path in by_layer else [None]
         missing = [index for index in wanted if (path, index) not in found]
         if missing:
             raise ValueError(f"parameter {'.'.join(map(str, path))} has no source (layers {missing})")

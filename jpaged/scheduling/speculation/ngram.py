@@ -15,6 +15,10 @@ from jpaged.speculative import NGram
 MOST_COMPARED = 32
 """Tokens before a match that are compared at most to tell how long it is."""
 
+MOST_INDEXED = 2048
+"""Tokens that are indexed at most in one look-up: a long prompt is taken in over the steps after it, as 100,000 tokens
+at once would hold all sequences up for a third of a second."""
+
 
 class Match(NamedTuple):
     """The latest earlier place at which a sequence's last tokens stand.
@@ -41,14 +45,16 @@ class NGramIndex:
         self._num_indexed = 0
 
     def match(self, token_ids: Seq[int]) -> Match | None:
-        """Return where the last of `token_ids`, which are those of the last call and new ones, stood latest before."""
+        """Return where the last of `token_ids`, which are those of the last call and new ones, stood latest before, as
+        far as these are indexed: the oldest first, `MOST_INDEXED` a call."""
         length = len(token_ids)
+        stop = min(length, self._num_indexed + 1 + MOST_INDEXED)
         # A run is known once a token follows it, so that the last tokens do not find themselves.
-        for end in range(self._num_indexed + 1, length):
+        for end in range(self._num_indexed + 1, stop):
             for size in self._sizes:
                 if size <= end:
                     self._after[tuple(token_ids[end - size : end])] = end
-        self._num_indexed = max(self._num_indexed, length - 1)
+        self._num_indexed = max(self._num_indexed, stop - 1)
         for size in self._sizes:
             if size < length and (start := self._after.get(tuple(token_ids[length - size :]))) is not None:
                 return Match(start, _agreeing(token_ids, start, size))

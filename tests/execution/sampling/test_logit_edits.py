@@ -15,11 +15,15 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from jpaged.execution.mesh import make_mesh, replicate
 from jpaged.execution.sampling import sampling_batch
-from jpaged.execution.sampling.logit_edits import BannedTokens, Bans, BiasAndPenalties, TokenMasks, WeighedTokens
-from jpaged.execution.sampling.sampling_batch import PlacedRows, blank_rows, sampling_arrays
+from jpaged.execution.sampling.edit import PIECE
+from jpaged.execution.sampling.logit_edits import Bans, BiasAndPenalties, TokenMasks
+from jpaged.execution.sampling.pair_tables import PairTables
+from jpaged.execution.sampling.sampling_batch import PlacedRows, blank_rows, in_pieces, sampling_arrays
 
 edit = jax.jit(edit_logits)
 TOKEN = st.integers(0, 7)  # few, so that they repeat
+MESH = make_mesh(1)
+TABLES = PairTables(MESH, VOCAB)
 LOGITS = np.random.default_rng(0).normal(0, 4, (4, VOCAB)).astype(np.float32)
 
 REQUESTS = st.builds(
@@ -45,6 +49,19 @@ def test_edited_logits_are_those_of_the_definition(requests, pending):
     got = np.asarray(edit(LOGITS, args, np.resize(last_tokens, 4)))
     np.testing.assert_allclose(got[: len(requests)], want, rtol=1e-5, atol=1e-5)
     assert (got[len(requests) :] == LOGITS[len(requests) :]).all(), "padding rows are left alone"
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(st.lists(REQUESTS, min_size=1, max_size=4), st.booleans())
+def test_pairs_in_tables_edit_to_the_bit_as_in_lists(requests, pending):
+    args, last_tokens = args_of(requests, pending=pending, width=4)
+    last = np.resize(last_tokens, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling_batch, "PIECE", 16)
+        pieces = [*in_pieces(args, MESH, VOCAB)]
+    tabled = TABLES.of(pieces[:4], last)  # the others are padding
+    assert tabled.tabled and not args.tabled
+    assert np.asarray(edit(LOGITS, tabled, last)).tobytes() == np.asarray(edit(LOGITS, args, last)).tobytes()
 
 
 @settings(max_examples=examples(50), deadline=None)
@@ -86,15 +103,18 @@ def test_a_bad_word_is_banned_only_where_its_beginning_precedes():
     assert banned([8], (3,), (8, 2), (8, 8, 1)) == [2, 3]
 
 
-def test_few_shapes_serve_any_number_of_pairs():
-    def sizes(**params):
-        args, _ = args_of([request_of(list(range(VOCAB)), [1], **params)], pending=False)
-        return len(arrays_of(args, WeighedTokens).row), len(arrays_of(args, BannedTokens).row)
+def test_any_number_of_pairs_has_one_of_two_shapes():
+    def placed(**params):
+        args, last = args_of([request_of(list(range(VOCAB)), [1], **params)], pending=False)
+        there = rows.put(args, last)
+        assert there.tabled == args.tabled
+        return {array.shape for array in jax.tree.leaves(there) if array.size >= VOCAB}
 
+    rows = PlacedRows(MESH, VOCAB, TABLES)
     tokens, bans = BiasAndPenalties.fewest, Bans.fewest
-    assert sizes(repetition_penalty=2.0) == sizes() == (tokens, bans)
-    words = [(i,) for i in range(bans + 1)]
-    assert sizes(bad_words=words) == (tokens, 4 * bans)
+    assert placed(repetition_penalty=2.0) == placed(min_tokens=2, stop_ids=[3]) == {(tokens,), (bans,)}
+    many = [placed(bad_words=[(i % VOCAB,) for i in range(number)]) for number in (bans + 1, 3 * PIECE)]
+    assert many == [{(1, VOCAB)}] * 2
     masks = arrays_of(blank_rows(64, 49152), TokenMasks).masks
     assert sum(map(len, masks)) == 64 and all(mask.base.nbytes == 4 for mask in masks), "no mask costs no memory"
 
@@ -113,19 +133,19 @@ def test_any_rows_may_have_masks_and_each_gets_its_own(places):
 @pytest.mark.parametrize(("number", "pieces"), [(1, 1), (8, 1), (9, 2), (32, 4)])
 def test_only_masked_rows_travel_to_the_devices(number, pieces, monkeypatch):
     placed, vocab = [], 4096
-    rows = PlacedRows(make_mesh(1), vocab)
+    rows = PlacedRows(MESH, vocab, PairTables(MESH, vocab))
     requests = [request_of([1], [2]) for _ in range(32)]
     for request in requests[32 - number :]:
         request.allowed_mask = np.full(vocab // 32, 5, np.int32)
     args = sampling_arrays([sample_of(request, pending=False)[0] for request in requests], 32, vocab)
-    rows.put(args._replace(edits=(None,) * len(args.edits)))  # the blank ones
+    rows.put(args._replace(edits=(None,) * len(args.edits)), None)  # the blank ones
 
     def noted(arrays, mesh):
         placed.extend(jax.tree.leaves(arrays))
         return replicate(arrays, mesh)
 
     monkeypatch.setattr(sampling_batch, "replicate", noted)
-    there = arrays_of(rows.put(args), TokenMasks)
+    there = arrays_of(rows.put(args, None), TokenMasks)
     assert sum(array.nbytes for array in placed if array.shape[-1] == vocab // 32) == pieces * 8 * vocab // 8
     on_host = arrays_of(args, TokenMasks)
     for mine, theirs in zip(jax.tree.leaves(there), jax.tree.leaves(on_host), strict=True):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from logit_edit_cases import arrays_of, with_arrays
 
 from jpaged.execution.mesh import make_mesh
-from jpaged.execution.sampling.edit import NO_ROW
+from jpaged.execution.sampling.edit import NO_ROW, PIECE
 from jpaged.execution.sampling.logit_edits import BannedTokens, Bans, TokenMasks, WeighedTokens
+from jpaged.execution.sampling.pair_tables import PairTables
 from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import sample
 from jpaged.execution.sampling.sampling_batch import PlacedRows, SamplerRows, blank_rows, of_all, sampling_arrays
@@ -94,7 +95,8 @@ def test_more_bans_than_reserved_still_fit():
     many = list(range(10, 10 + Bans.fewest + 1))
     args = sampling_of(request(sequence([1], 0), stop_token_ids=many, min_tokens=5), width=1)
     assert bans(args) == {(0, token) for token in many}
-    assert len(arrays_of(args, BannedTokens).row) == 4 * Bans.fewest
+    assert len(arrays_of(args, BannedTokens).row) == PIECE
+    assert args.tabled
 
 
 ASKING = {
@@ -174,15 +176,19 @@ def test_arrays_of_several_replicas_are_padded_to_the_longest_with_pairs_that_co
     short = sampling_of(request(sequence([1], 0), stop_token_ids=[7], min_tokens=5, temperature=0.0))
     first, second, third = of_all(None, [short, wide, sampling_of(asking())], VOCAB)
     rows = [arrays_of(args, BannedTokens).row for args in (first, second, third)]
-    assert [len(row) for row in rows] == [4 * Bans.fewest] * 3
+    assert [len(row) for row in rows] == [PIECE] * 3
     assert [(row == 0).sum() for row in rows] == [1, len(ids), 0]
     assert all((row[row != 0] == NO_ROW).all() for row in rows)
     assert all(arrays is None for arrays in (first.edits[0], second.edits[0], third.edits[0])), "no row of any fills it"
 
 
+def placed_rows() -> PlacedRows:
+    return PlacedRows(make_mesh(1), VOCAB, PairTables(make_mesh(1), VOCAB))
+
+
 def test_blank_arrays_lie_on_the_devices_and_those_of_rows_are_placed_like_them():
-    placed = PlacedRows(make_mesh(1), VOCAB)
-    one, two = (placed.put(sampling_of(asking(**params), start=2)) for params in ({}, {"temperature": 0.5}))
+    placed = placed_rows()
+    one, two = (placed.put(sampling_of(asking(**params), start=2), None) for params in ({}, {"temperature": 0.5}))
     kinds = zip(EDITS, one.edits, two.edits, strict=True)
     assert [edit for edit, mine, other in kinds if mine is not other] == [
         edit for edit in EDITS if "temperature" in edit.fields
@@ -199,13 +205,13 @@ def samples_of(requests: list[Request], start: int) -> list[Sample]:
 
 def test_arrays_of_the_same_rows_are_kept_from_step_to_step_and_on_the_devices():
     asked = [asking(temperature=0.5, top_k=3, seed=7), asking(logprobs=2), asking(frequency_penalty=0.5)]
-    rows, placed = SamplerRows(VOCAB), PlacedRows(make_mesh(1), VOCAB)
+    rows, placed = SamplerRows(VOCAB), placed_rows()
     first, second = (rows.arrays(ScheduledStep(other_samples=samples_of(asked, start)), 4) for start in (2, 3))
     assert second.position.tolist() == [4, 4, 4, 0]
     assert second.ranked is first.ranked
     kept = [edit for edit, one, two in zip(EDITS, first.edits, second.edits, strict=True) if one and one is two]
     assert kept == [edit for edit in EDITS if {"temperature", "top_k"} & {*edit.fields}]
-    one, two = placed.put(first), placed.put(second)
+    one, two = placed.put(first, None), placed.put(second, None)
     assert two.ranked is one.ranked
     assert arrays_of(two, DrawnRows) is arrays_of(one, DrawnRows)
     assert arrays_of(two, WeighedTokens) is not arrays_of(one, WeighedTokens)

@@ -17,6 +17,8 @@ import hypothesis
 import platformdirs
 import pytest
 import thorough
+from lost_workers import LastWords, LostWorkers
+from process_memory import Released
 from reports import encodable
 from silence import Silence
 
@@ -61,14 +63,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(trylast=True)  # when the terminal's reporter is there
 def pytest_configure(config: pytest.Config) -> None:
     thorough.NIGHTLY = config.getoption("--nightly")
     of_run = {"parent": hypothesis.settings.default, "max_examples": thorough.examples(100)}
     hypothesis.settings.register_profile("of properties that say no number", **of_run)
     hypothesis.settings.load_profile("of properties that say no number")
     reporter = config.pluginmanager.getplugin("terminalreporter")
-    if reporter is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Silence(reporter), "silence")
+    plugins = config.pluginmanager
+    plugins.register(Released(), "released")
+    if hasattr(config, "workerinput"):
+        plugins.register(LastWords(config.workerinput["last_words"]), "last words")
+    else:
+        plugins.register(LostWorkers(config), "lost workers")
+        if reporter is not None:
+            plugins.register(Silence(reporter), "silence")
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from forked_programs import run_forked
+
+IMPORTED = ("torch", "transformers.generation", "jax.experimental.pallas", "flax.nnx", "jpaged.llm")
+"""What most of the programs import."""
+
 
 def printed_on_devices(count: int, program: Path, *arguments: object) -> Any:
     """Return what the last line that a program prints says."""
@@ -19,9 +24,7 @@ def printed_on_devices(count: int, program: Path, *arguments: object) -> Any:
 
 def run_on_devices(count: int, program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a program, which finds the modules that this process finds and compiles as this process does."""
-    command = [sys.executable, str(program), *map(str, arguments)]
-    environment = with_devices(count)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    return run_forked(sys.executable, [str(program), *map(str, arguments)], with_devices(count), modules=IMPORTED)
 
 
 def with_devices(count: int) -> dict[str, str]:

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_programs import run_forked
 
 from jpaged.planning.child_process import environments_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PATH = os.pathsep.join(str(path) for path in (ROOT, HERE, HERE.parent / "execution", HERE.parent / "pallas_kernels"))
+IMPORTED = ("jax.experimental.pallas", "jax.experimental.pallas.tpu", "flax.nnx", "transformers")
+"""What most of the programs import. Triton is none of it: it is told before it is imported whether it interprets."""
 
 
 @cache
@@ -37,12 +40,12 @@ def run_program(target: str, program: str, *arguments: str, timeout: float = 600
 
     "-m" as the program runs a module, the first argument.
     """
-    done = subprocess.run(
-        [python_of(target), program if program == "-m" else HERE / program, *arguments],
-        capture_output=True,
-        text=True,
+    done = run_forked(
+        python_of(target),
+        [program if program == "-m" else str(HERE / program), *arguments],
+        os.environ | {"PYTHONPATH": PATH, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
+        modules=IMPORTED,
         timeout=timeout,
-        env=os.environ | {"PYTHONPATH": PATH, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
     )
     assert done.returncode == 0, f"{program} failed:\n{done.stderr[-4000:]}"
     return done.stdout

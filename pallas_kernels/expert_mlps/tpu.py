@@ -299,7 +299,8 @@ def _kernel(
         mine = lax.broadcasted_iota(jnp.int32, here.shape, 0) == expert
         return jnp.sum(jnp.where(mine, here, 0), axis=0, keepdims=True)
 
-    def mlps(given, slot, expert, piece):
+    def mlps(given, slot, expert, piece, wait):
+        # `wait` returns when the piece of down, which is the last to arrive, is there.
         both = jnp.dot(given, columns[slot], preferred_element_type=jnp.float32)
         values = [both[:, part * width : (part + 1) * width] for part in range(parts)]
         if of_both is not None:
@@ -309,6 +310,7 @@ def _kernel(
         if mlp % width:
             column = lax.broadcasted_iota(jnp.int32, inner.shape, 1) + begin(piece)
             inner = jnp.where(column >= piece * width, inner, 0)
+        wait()
         result = jnp.dot(inner.astype(x.dtype), lines[slot], preferred_element_type=jnp.float32)
         if of_down is None:
             return result
@@ -340,13 +342,14 @@ def _kernel(
     def _(unit):
         expert, piece, slot = live[lax.div(unit, pieces)], lax.rem(unit, pieces), lax.rem(unit, buffers)
         start(unit + buffers - 1)
-        for copy in copies(unit):
+        *of_columns, of_lines = copies(unit)
+        for copy in of_columns:
             copy.wait()
         row = lax.broadcasted_iota(jnp.int32, (rows, tokens), 0)
         if takes_all:
             mine = row == lax.broadcasted_iota(jnp.int32, (rows, tokens), 1)
             factor = shares_of(expert, mine)
-            total[...] += jnp.where(factor != 0, mlps(x[...], slot, expert, piece) * factor, 0)
+            total[...] += jnp.where(factor != 0, mlps(x[...], slot, expert, piece, of_lines.wait) * factor, 0)
             return
 
         @pl.loop(0, pl.cdiv(counts[turn, first[0] + expert], rows))
@@ -354,7 +357,9 @@ def _kernel(
             mine = place[pl.ds(first[0] + expert, 1), :] == (row + tile * rows).astype(jnp.float32)
             ones = mine.astype(jnp.float32).astype(x.dtype)
             given = jnp.dot(ones, out[...], preferred_element_type=jnp.float32).astype(x.dtype)
-            result = mlps(given, slot, expert, piece) * shares_of(expert, mine)
+            result = mlps(given, slot, expert, piece, lambda: pl.when(tile == 0)(of_lines.wait)) * shares_of(
+                expert, mine
+            )
             whole = jnp.where(jnp.abs(result) <= LARGEST, result, 0).astype(x.dtype)
             total[...] += lax.dot_general(ones, whole, _TO_TOKENS, preferred_element_type=jnp.float32)
             flags = jnp.broadcast_to(not_finite(result), (rows, LANES)).astype(x.dtype)

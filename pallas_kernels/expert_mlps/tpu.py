@@ -120,11 +120,10 @@ def tiling(tokens: int, embed: int, mlp: int, matrices: int, experts: int, biase
     if chunk == 0 or embed % SUBLANES or mlp % LANES:
         return None
     embed = -(-embed // LANES) * LANES  # as it lies in VMEM
-    # A chunk's tokens and results, in two buffers each, its sum, and the compiler's temporaries as large as the sum, of
-    # which it makes two. For each expert its shares, in two buffers, its tokens' numbers, and a temporary; and its
-    # biases, in two buffers.
+    # A chunk's tokens, its results, in two buffers, its sum, and the compiler's temporaries as large as the sum, of which
+    # it makes two. For each expert its shares, its tokens' numbers, and a temporary; and its biases, in two buffers.
     of_biases = 4 * -(-biased // SUBLANES) * SUBLANES * ((matrices - 1) * mlp + embed)
-    kept = (2 * 2 + 2 * 2 + 3 * 4) * embed * chunk + 16 * experts * chunk + SPARE_BYTES + of_biases
+    kept = (2 + 2 * 2 + 3 * 4) * embed * chunk + 12 * experts * chunk + SPARE_BYTES + of_biases
     column = matrices * embed * 2
     fitting = min(PIECE_BYTES, (VMEM_BYTES - kept) // LEAST_BUFFERS) // column
     if fitting < LANES:
@@ -182,16 +181,15 @@ def expert_mlps(
             num_scalar_prefetch=4,
             grid=(tokens // chunk,),
             in_specs=[
-                pl.BlockSpec((chunk, embed), lambda i, *_: (i, 0)),
-                pl.BlockSpec((None, of, chunk), lambda i, *_: (i, 0, 0)),
-                pl.BlockSpec(memory_space=pltpu.HBM),
-                pl.BlockSpec(memory_space=pltpu.HBM),
+                *[pl.BlockSpec(memory_space=pltpu.HBM)] * 4,
                 *(pl.BlockSpec((None, *one.shape[1:]), lambda i, number, *_: (number[0], 0, 0)) for one in added),
             ],
             out_specs=pl.BlockSpec((chunk, embed), lambda i, *_: (i, 0)),
-            # In order: the buffers of pieces; the sum; each expert's tokens by their number among them; how often
+            # In order: tokens and shares; the buffers of pieces; the sum; each expert's tokens by their number among them; how often
             # a token met a number that is not finite; experts with tokens; a semaphore for each buffer and matrix.
             scratch_shapes=[
+                pltpu.VMEM((chunk, embed), x.dtype),
+                pltpu.VMEM((of, chunk), share.dtype),
                 pltpu.VMEM((buffers, embed, parts * width), x.dtype),
                 pltpu.VMEM((buffers, width, lanes), x.dtype),
                 pltpu.VMEM((chunk, lanes), jnp.float32),
@@ -199,6 +197,7 @@ def expert_mlps(
                 pltpu.VMEM((chunk, LANES), jnp.float32),
                 pltpu.SMEM((experts,), jnp.int32),
                 pltpu.SemaphoreType.DMA((buffers, parts + 1)),
+                pltpu.SemaphoreType.DMA((2,)),
             ],
         ),
         compiler_params=pltpu.CompilerParams(
@@ -225,8 +224,8 @@ def _kernel(
     first,
     adds_down,
     counts,
-    x,
-    share,
+    all_x,
+    all_share,
     gate_up,
     down,
     *refs,
@@ -240,17 +239,18 @@ def _kernel(
     Args:
         number, first, adds_down, counts: SMEM [1]; [1]; [1], whether `of_down` counts; [chunks, all experts], tokens
             that chose each expert.
-        x, share: VMEM [tokens, embed]; float32 [all experts, tokens].
+        all_x, all_share: HBM [all tokens, embed]; float32 [chunks, all experts, tokens].
         gate_up, down: HBM, of all layers, see `expert_mlps`; down has the columns of `total`.
         refs: the biases [experts, columns] and [experts, embed] if there are any, VMEM; then those below.
         out: VMEM [tokens, embed].
+        x, share: VMEM, those of the chunk.
         columns, lines: VMEM, buffers of a piece's matrices: gate_up [buffers, embed, parts * width], down [buffers,
             width, lanes].
-        total, place, broken, live, arrived: scratch, see the launch.
+        total, place, broken, live, arrived, is_given: scratch, see the launch.
         rows: of an expert's tile; as many as there are tokens: each expert takes all.
     """
     (of_both, of_down), refs = refs[: 2 * biased] or (None, None), refs[2 * biased :]
-    out, columns, lines, total, place, broken, live, arrived = refs
+    out, x, share, columns, lines, total, place, broken, live, arrived, is_given = refs
     tokens = x.shape[0]
     (experts,), (buffers, width), mlp = live.shape, lines.shape[:2], down.shape[2]
     pieces, parts, turn = pl.cdiv(mlp, width), columns.shape[2] // width, pl.program_id(0)
@@ -321,9 +321,15 @@ def _kernel(
         """Return the shares of a tile's rows as a column; `mine` tells which token each row is."""
         return jnp.sum(jnp.where(mine, share[pl.ds(first[0] + expert, 1), :], 0), axis=1, keepdims=True)
 
-    for unit in range(buffers - 1):  # before what follows, which takes as long as the first pieces
+    # Tokens and shares arrive with the first pieces and not before them, as a launch's blocks would.
+    chunk = pl.ds(pl.multiple_of(turn * tokens, tokens), tokens)
+    of_tokens = pltpu.make_async_copy(all_x.at[chunk], x, is_given.at[0])
+    of_shares = pltpu.make_async_copy(all_share.at[turn], share, is_given.at[1])
+    of_shares.start()
+    of_tokens.start()
+    for unit in range(buffers - 1):
         start(unit)
-
+    of_shares.wait()
     total[...] = jnp.zeros_like(total)
     if not takes_all:
         # The number of a token among those of its expert is a sum over the tokens before it; -1: not its token.
@@ -334,6 +340,8 @@ def _kernel(
         ones = is_chosen.astype(jnp.float32).astype(x.dtype)
         ranks = jnp.dot(ones, before.astype(jnp.float32).astype(x.dtype), preferred_element_type=jnp.float32)
         place[...] = jnp.where(is_chosen, ranks, -1.0)
+    of_tokens.wait()
+    if not takes_all:
         given = x[...].astype(jnp.float32)
         out[...] = jnp.where(jnp.abs(given) <= LARGEST, given, 0).astype(out.dtype)
         broken[...] = jnp.broadcast_to(not_finite(given), broken.shape)

@@ -1,14 +1,18 @@
 """Implements expert_mlps as a Pallas Mosaic TPU kernel that reads the matrices of the chosen experts where they lie.
 
 Memory. Stacks of all layers' matrices stay in HBM. Of the current layer's experts that some token chose, one piece
-after the other comes to VMEM, into one of two buffers, while the piece before it is multiplied. A piece is an expert's
-gate and up [embed, 2 * width] and down [width, embed]: all of its width, or a part where that would not fit. Tokens,
-their shares, the layer's biases and the sum, [tokens, embed] in float32, are in VMEM throughout.
+after the other comes to VMEM, into one of three buffers, while the pieces before it are multiplied. A piece is an
+expert's gate and up [embed, 2 * width] and down [width, embed]: all of its width, or a part where that would not fit.
+Tokens, their shares, the layer's biases and the sum, [tokens, embed] in float32, are in VMEM throughout.
 
     experts with tokens     2    5    6        pieces of an expert: 2
     pieces                |0 1| 0 1| 0 1|
-    multiplied             2.0 2.1 5.0 ...
-    on its way             2.1 5.0 5.1 ...
+    multiplied             2.0 2.1 5.0 5.1 ...
+    on their way           2.1 5.0 5.1 6.0 ...
+                           5.0 5.1 6.0 6.1 ...
+
+With one piece on its way, HBM would rest from its end until the piece before it is multiplied: that product begins only
+a latency after its own piece's end. So there are two, unless VMEM has room for two buffers only.
 
 Pieces are of one width. Where the last of an expert would be narrower it begins earlier, and columns that an earlier
 piece has had count as zero. A token's numbers need not fill whole registers, but the columns of down do, with zeros:
@@ -54,6 +58,8 @@ MOST_OF_SEVERAL = 4096
 they are gathered again."""
 PIECE_BYTES = 9 * 2**20
 """Most bytes of a piece."""
+LEAST_BUFFERS, BUFFERS = 2, 3
+"""Pieces in VMEM: the one that is multiplied and those on their way."""
 VMEM_BYTES = 64 * 2**20
 """The least VMEM, that of a tpu7x."""
 SPARE_BYTES = 4 * 2**20
@@ -71,12 +77,14 @@ class Tiling(NamedTuple):
         chunk: tokens of a turn of the grid.
         width: columns of gate, and of up, in a piece.
         pieces: of an expert.
+        buffers: of pieces.
         vmem_bytes: of all buffers and the compiler's temporaries.
     """
 
     chunk: int
     width: int
     pieces: int
+    buffers: int
     vmem_bytes: int
 
 
@@ -112,18 +120,18 @@ def tiling(tokens: int, embed: int, mlp: int, matrices: int, experts: int, biase
     if chunk == 0 or embed % SUBLANES or mlp % LANES:
         return None
     embed = -(-embed // LANES) * LANES  # as it lies in VMEM
-    # A chunk's tokens and results, in two buffers each, its sum, and the compiler's temporaries as large as the sum, of
-    # which it makes two. For each expert its shares, in two buffers, its tokens' numbers, and a temporary; and its
-    # biases, in two buffers.
+    # A chunk's tokens, its results, in two buffers, its sum, and the compiler's temporaries as large as the sum, of which
+    # it makes two. For each expert its shares, its tokens' numbers, and a temporary; and its biases, in two buffers.
     of_biases = 4 * -(-biased // SUBLANES) * SUBLANES * ((matrices - 1) * mlp + embed)
-    kept = (2 * 2 + 2 * 2 + 3 * 4) * embed * chunk + 16 * experts * chunk + SPARE_BYTES + of_biases
+    kept = (2 + 2 * 2 + 3 * 4) * embed * chunk + 12 * experts * chunk + SPARE_BYTES + of_biases
     column = matrices * embed * 2
-    fitting = min(PIECE_BYTES, (VMEM_BYTES - kept) // 2) // column
+    fitting = min(PIECE_BYTES, (VMEM_BYTES - kept) // LEAST_BUFFERS) // column
     if fitting < LANES:
         return None
     pieces = -(-mlp // (fitting // LANES * LANES))
     width = -(-mlp // (pieces * LANES)) * LANES
-    return Tiling(chunk, width, pieces, kept + 2 * column * width)
+    buffers = min(BUFFERS, (VMEM_BYTES - kept) // (column * width))
+    return Tiling(chunk, width, pieces, buffers, kept + buffers * column * width)
 
 
 def _chunk(tokens: int, embed: int) -> int:
@@ -161,7 +169,7 @@ def expert_mlps(
     parts = gate_up.shape[2] // mlp
     tiles = tiling(tokens, embed, mlp, parts + 1, of, biased)
     assert tiles is not None
-    chunk, width = tiles.chunk, tiles.width
+    chunk, width, buffers = tiles.chunk, tiles.width, tiles.buffers
     shares = share.reshape(of, tokens // chunk, chunk).swapaxes(0, 1)
     counts = (shares != 0).sum(axis=2, dtype=jnp.int32)
     added = [] if biases is None else [biases.gate_up.stack, biases.down.stack]
@@ -173,23 +181,23 @@ def expert_mlps(
             num_scalar_prefetch=4,
             grid=(tokens // chunk,),
             in_specs=[
-                pl.BlockSpec((chunk, embed), lambda i, *_: (i, 0)),
-                pl.BlockSpec((None, of, chunk), lambda i, *_: (i, 0, 0)),
-                pl.BlockSpec(memory_space=pltpu.HBM),
-                pl.BlockSpec(memory_space=pltpu.HBM),
+                *[pl.BlockSpec(memory_space=pltpu.HBM)] * 4,
                 *(pl.BlockSpec((None, *one.shape[1:]), lambda i, number, *_: (number[0], 0, 0)) for one in added),
             ],
             out_specs=pl.BlockSpec((chunk, embed), lambda i, *_: (i, 0)),
-            # In order: the two buffers of pieces; the sum; each expert's tokens by their number among them; how often
+            # In order: tokens and shares; the buffers of pieces; the sum; each expert's tokens by their number among them; how often
             # a token met a number that is not finite; experts with tokens; a semaphore for each buffer and matrix.
             scratch_shapes=[
-                pltpu.VMEM((2, embed, parts * width), x.dtype),
-                pltpu.VMEM((2, width, lanes), x.dtype),
+                pltpu.VMEM((chunk, embed), x.dtype),
+                pltpu.VMEM((of, chunk), share.dtype),
+                pltpu.VMEM((buffers, embed, parts * width), x.dtype),
+                pltpu.VMEM((buffers, width, lanes), x.dtype),
                 pltpu.VMEM((chunk, lanes), jnp.float32),
                 pltpu.VMEM((of, chunk), jnp.float32),
                 pltpu.VMEM((chunk, LANES), jnp.float32),
                 pltpu.SMEM((experts,), jnp.int32),
-                pltpu.SemaphoreType.DMA((2, parts + 1)),
+                pltpu.SemaphoreType.DMA((buffers, parts + 1)),
+                pltpu.SemaphoreType.DMA((2,)),
             ],
         ),
         compiler_params=pltpu.CompilerParams(
@@ -216,8 +224,8 @@ def _kernel(
     first,
     adds_down,
     counts,
-    x,
-    share,
+    all_x,
+    all_share,
     gate_up,
     down,
     *refs,
@@ -231,19 +239,20 @@ def _kernel(
     Args:
         number, first, adds_down, counts: SMEM [1]; [1]; [1], whether `of_down` counts; [chunks, all experts], tokens
             that chose each expert.
-        x, share: VMEM [tokens, embed]; float32 [all experts, tokens].
+        all_x, all_share: HBM [all tokens, embed]; float32 [chunks, all experts, tokens].
         gate_up, down: HBM, of all layers, see `expert_mlps`; down has the columns of `total`.
         refs: the biases [experts, columns] and [experts, embed] if there are any, VMEM; then those below.
         out: VMEM [tokens, embed].
-        columns, lines: VMEM, two buffers of a piece's matrices: gate_up [2, embed, parts * width], down [2, width,
-            lanes].
-        total, place, broken, live, arrived: scratch, see the launch.
+        x, share: VMEM, those of the chunk.
+        columns, lines: VMEM, buffers of a piece's matrices: gate_up [buffers, embed, parts * width], down [buffers,
+            width, lanes].
+        total, place, broken, live, arrived, is_given: scratch, see the launch.
         rows: of an expert's tile; as many as there are tokens: each expert takes all.
     """
     (of_both, of_down), refs = refs[: 2 * biased] or (None, None), refs[2 * biased :]
-    out, columns, lines, total, place, broken, live, arrived = refs
+    out, x, share, columns, lines, total, place, broken, live, arrived, is_given = refs
     tokens = x.shape[0]
-    (experts,), width, mlp = live.shape, lines.shape[1], down.shape[2]
+    (experts,), (buffers, width), mlp = live.shape, lines.shape[:2], down.shape[2]
     pieces, parts, turn = pl.cdiv(mlp, width), columns.shape[2] // width, pl.program_id(0)
     takes_all = rows == tokens
 
@@ -259,26 +268,13 @@ def _kernel(
         return jnp.max(jnp.where(jnp.abs(lines) <= LARGEST, 0.0, 1.0), axis=1, keepdims=True)
 
     units = lax.fori_loop(0, experts, note, jnp.int32(0)) * pieces
-    total[...] = jnp.zeros_like(total)
-    if not takes_all:
-        # The number of a token among those of its expert is a sum over the tokens before it; -1: not its token.
-        is_chosen = share[...] != 0
-        before = lax.broadcasted_iota(jnp.int32, (tokens, tokens), 0) < lax.broadcasted_iota(
-            jnp.int32, (tokens, tokens), 1
-        )
-        ones = is_chosen.astype(jnp.float32).astype(x.dtype)
-        ranks = jnp.dot(ones, before.astype(jnp.float32).astype(x.dtype), preferred_element_type=jnp.float32)
-        place[...] = jnp.where(is_chosen, ranks, -1.0)
-        given = x[...].astype(jnp.float32)
-        out[...] = jnp.where(jnp.abs(given) <= LARGEST, given, 0).astype(out.dtype)
-        broken[...] = jnp.broadcast_to(not_finite(given), broken.shape)
 
     def begin(piece):
         """Return a piece's first column."""
         return jnp.minimum(piece * width, mlp - width)
 
     def copies(unit):
-        expert, piece, slot = live[lax.div(unit, pieces)], lax.rem(unit, pieces), lax.rem(unit, 2)
+        expert, piece, slot = live[lax.div(unit, pieces)], lax.rem(unit, pieces), lax.rem(unit, buffers)
         of_expert, here = gate_up.at[number[0], expert], columns.at[slot]
         if pieces == 1:
             yield pltpu.make_async_copy(of_expert, here, arrived.at[slot, 0])
@@ -303,7 +299,8 @@ def _kernel(
         mine = lax.broadcasted_iota(jnp.int32, here.shape, 0) == expert
         return jnp.sum(jnp.where(mine, here, 0), axis=0, keepdims=True)
 
-    def mlps(given, slot, expert, piece):
+    def mlps(given, slot, expert, piece, wait):
+        # `wait` returns when the piece of down, which is the last to arrive, is there.
         both = jnp.dot(given, columns[slot], preferred_element_type=jnp.float32)
         values = [both[:, part * width : (part + 1) * width] for part in range(parts)]
         if of_both is not None:
@@ -313,6 +310,7 @@ def _kernel(
         if mlp % width:
             column = lax.broadcasted_iota(jnp.int32, inner.shape, 1) + begin(piece)
             inner = jnp.where(column >= piece * width, inner, 0)
+        wait()
         result = jnp.dot(inner.astype(x.dtype), lines[slot], preferred_element_type=jnp.float32)
         if of_down is None:
             return result
@@ -323,19 +321,43 @@ def _kernel(
         """Return the shares of a tile's rows as a column; `mine` tells which token each row is."""
         return jnp.sum(jnp.where(mine, share[pl.ds(first[0] + expert, 1), :], 0), axis=1, keepdims=True)
 
-    start(0)
+    # Tokens and shares arrive with the first pieces and not before them, as a launch's blocks would.
+    chunk = pl.ds(pl.multiple_of(turn * tokens, tokens), tokens)
+    of_tokens = pltpu.make_async_copy(all_x.at[chunk], x, is_given.at[0])
+    of_shares = pltpu.make_async_copy(all_share.at[turn], share, is_given.at[1])
+    of_shares.start()
+    of_tokens.start()
+    for unit in range(buffers - 1):
+        start(unit)
+    of_shares.wait()
+    total[...] = jnp.zeros_like(total)
+    if not takes_all:
+        # The number of a token among those of its expert is a sum over the tokens before it; -1: not its token.
+        is_chosen = share[...] != 0
+        before = lax.broadcasted_iota(jnp.int32, (tokens, tokens), 0) < lax.broadcasted_iota(
+            jnp.int32, (tokens, tokens), 1
+        )
+        ones = is_chosen.astype(jnp.float32).astype(x.dtype)
+        ranks = jnp.dot(ones, before.astype(jnp.float32).astype(x.dtype), preferred_element_type=jnp.float32)
+        place[...] = jnp.where(is_chosen, ranks, -1.0)
+    of_tokens.wait()
+    if not takes_all:
+        given = x[...].astype(jnp.float32)
+        out[...] = jnp.where(jnp.abs(given) <= LARGEST, given, 0).astype(out.dtype)
+        broken[...] = jnp.broadcast_to(not_finite(given), broken.shape)
 
     @pl.loop(0, units)
     def _(unit):
-        expert, piece, slot = live[lax.div(unit, pieces)], lax.rem(unit, pieces), lax.rem(unit, 2)
-        start(unit + 1)
-        for copy in copies(unit):
+        expert, piece, slot = live[lax.div(unit, pieces)], lax.rem(unit, pieces), lax.rem(unit, buffers)
+        start(unit + buffers - 1)
+        *of_columns, of_lines = copies(unit)
+        for copy in of_columns:
             copy.wait()
         row = lax.broadcasted_iota(jnp.int32, (rows, tokens), 0)
         if takes_all:
             mine = row == lax.broadcasted_iota(jnp.int32, (rows, tokens), 1)
             factor = shares_of(expert, mine)
-            total[...] += jnp.where(factor != 0, mlps(x[...], slot, expert, piece) * factor, 0)
+            total[...] += jnp.where(factor != 0, mlps(x[...], slot, expert, piece, of_lines.wait) * factor, 0)
             return
 
         @pl.loop(0, pl.cdiv(counts[turn, first[0] + expert], rows))
@@ -343,7 +365,9 @@ def _kernel(
             mine = place[pl.ds(first[0] + expert, 1), :] == (row + tile * rows).astype(jnp.float32)
             ones = mine.astype(jnp.float32).astype(x.dtype)
             given = jnp.dot(ones, out[...], preferred_element_type=jnp.float32).astype(x.dtype)
-            result = mlps(given, slot, expert, piece) * shares_of(expert, mine)
+            result = mlps(given, slot, expert, piece, lambda: pl.when(tile == 0)(of_lines.wait)) * shares_of(
+                expert, mine
+            )
             whole = jnp.where(jnp.abs(result) <= LARGEST, result, 0).astype(x.dtype)
             total[...] += lax.dot_general(ones, whole, _TO_TOKENS, preferred_element_type=jnp.float32)
             flags = jnp.broadcast_to(not_finite(result), (rows, LANES)).astype(x.dtype)

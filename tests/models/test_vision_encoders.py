@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from mllama_reference import taking_what_enters
 from on_devices import printed_on_devices
 from safetensors.numpy import load_file
 from transformers import (
@@ -231,6 +232,7 @@ def test_llava_onevisions_tokens_equal_transformers(shards, bias, tmp_path):
 def test_mllamas_features_equal_transformers(shards, tmp_path):
     kind, config = mllama()
     model, tensors = checkpoint(kind, config, tmp_path)
+    taking_what_enters(model)
     images = pixels(3, 3, 3, 30, 30)
     ids, mask = np.array([1, 3, 4]), np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0]])
     images[mask == 0] = 0

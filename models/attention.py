@@ -27,7 +27,7 @@ from pallas_kernels.stacked_row import StackedRow
 from . import weights as convert
 from .heads_norm import HeadsNorm
 from .layers import RMSNorm
-from .linear import Linear
+from .linear import Linear, LiveRows, in_turn
 from .parameters import constant_param
 from .rope import RotaryTables, rotate, rotate_by_product
 from .shards import each_shard
@@ -113,6 +113,7 @@ class Attention(nnx.Module):
         norms_after_rotation: queries and keys are normed after they are rotated (Hunyuan).
         rotates: False in a layer that knows no positions, though others of its group do (SmolLM3).
         inputs: width of what is attended from; None = `embed`, the width of the result.
+        rows_at_once: tokens whose queries, keys and values are made at a time, see `in_turn`; None = all.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class Attention(nnx.Module):
         norms_after_rotation: bool = False,
         rotates: bool = True,
         inputs: int | None = None,
+        rows_at_once: int | None = None,
     ):
         slots, share, width = heads.layout.kv_heads, heads.layout.q_per_kv, heads.head_dim
         columns = slots * (share * (2 if gated else 1) + (0 if shares_kv else 1 if values_are_keys else 2)) * width
@@ -171,6 +173,7 @@ class Attention(nnx.Module):
         self.rotates_by = build.product_impl if plain and whole else None
         self.scale = scale
         self.soft_cap = soft_cap
+        self.rows_at_once = rows_at_once
 
     def __call__(
         self,
@@ -181,20 +184,28 @@ class Attention(nnx.Module):
         attend: Attend,
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         """Attend to the tokens' sequences; returns the projected result and the updated cache."""
-        fused, layout = self.qkv(x, shared.live_rows), self.heads.layout
+        layout, growth = self.heads.layout, shared.growth.get(ref.group)
         tables = shared.tables[ref.group] if self.rotates else None
-        growth = shared.growth.get(ref.group)
-        # Without the barrier XLA:TPU moves the reshape into the dot, and copies the weight to suit it.
-        fused = jax.lax.optimization_barrier(fused).reshape(x.shape[0], layout.kv_heads, -1, self.heads.head_dim)
-        q, k, v = self._parts(fused, tables)
+        q, k, v, gates = in_turn(self._placed_heads, self.rows_at_once, (x, tables), shared.live_rows)
         if growth is not None:
             q = (q * growth[:, None, None, None]).astype(q.dtype)
         sinks = None if self.sinks is None else self.sinks[...].reshape(layout.kv_heads, layout.q_per_kv)
         options: dict[str, Any] = {} if shared.read is None else {"last_keys": shared.read.last_keys}
         cache, mixed = attend(cache, ref, q, k, v, scale=self.scale, soft_cap=self.soft_cap, sinks=sinks, **options)
-        if self.gated:
-            mixed = mixed * jax.nn.sigmoid(fused[:, :, layout.q_per_kv : 2 * layout.q_per_kv])
+        if gates is not None:
+            mixed = mixed * jax.nn.sigmoid(gates)
         return self.out(mixed.astype(x.dtype).reshape(x.shape[0], -1), shared.read_rows), cache
+
+    def _placed_heads(
+        self, given: tuple[Float[Array, "tokens embed"], RotaryTables | None], live_rows: LiveRows
+    ) -> tuple[Array, Array | None, Array | None, Array | None]:
+        """Return the queries, keys and values of tokens, see `_parts`, and the gates of the queries' results, if there
+        are any."""
+        (x, tables), share = given, self.heads.layout.q_per_kv
+        # Without the barrier XLA:TPU moves the reshape into the dot, and copies the weight to suit it.
+        fused = jax.lax.optimization_barrier(self.qkv(x, live_rows))
+        fused = fused.reshape(x.shape[0], self.heads.layout.kv_heads, -1, self.heads.head_dim)
+        return *self._parts(fused, tables), fused[:, :, share : 2 * share] if self.gated else None
 
     def _parts(
         self, fused: Float[Array, "tokens kv_heads rows head_dim"], tables: RotaryTables | None

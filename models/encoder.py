@@ -22,10 +22,14 @@ from . import weights as convert
 from .attention import Attention, Heads, ProjectionNames, both_ways
 from .dense import MLPSpec
 from .layers import FeedForward, GatedMLP, LayerNorm, RMSNorm, check_activation
-from .linear import Embedding, LiveRows
+from .linear import Embedding, LiveRows, in_turn
 from .parameters import constant_param
 from .rope import Rotary, RotaryTables
 from .stack import LayerKind, LayerStack, Shared
+
+ROWS_AT_ONCE = 1 << 13
+"""Tokens or patches of which a layer makes heads, and which its MLP widens, at a time: enough to keep any device busy.
+The largest picture of Qwen3-VL has 65,536 patches."""
 
 _BERT_PROJECTIONS = ProjectionNames(("self.query", "self.key", "self.value"), "output.dense")
 
@@ -122,6 +126,7 @@ class EncoderLayer(nnx.Module):
             out_bias=spec.out_bias,
             norm_of_heads=spec.norm_of_heads,
             rotates=bool(spec.rotary),
+            rows_at_once=ROWS_AT_ONCE,
         )
         activation, own = check_activation(spec.mlp.activation, "hidden_act"), spec.mlp
         self.mlp: GatedMLP | FeedForward
@@ -141,11 +146,15 @@ class EncoderLayer(nnx.Module):
             inside = hidden if self.attention_norm is None else self.attention_norm(hidden)
             mixed, cache = self.attention(inside, shared, cache, ref, attend)
             hidden = hidden + _times(mixed, self.attention_scale)
-            return hidden + _times(self.mlp(self.mlp_norm(hidden), shared.live_rows), self.mlp_scale), cache
+            return hidden + _times(self._widened(self.mlp_norm(hidden), shared.live_rows), self.mlp_scale), cache
         mixed, cache = self.attention(hidden, shared, cache, ref, attend)
         assert self.attention_norm is not None, "a layer without a norm is one with norms before its parts"
         hidden = self.attention_norm(hidden + mixed)
-        return self.mlp_norm(hidden + self.mlp(hidden, shared.live_rows)), cache
+        return self.mlp_norm(hidden + self._widened(hidden, shared.live_rows)), cache
+
+    def _widened(self, x: Float[Array, "tokens embed"], live_rows: LiveRows) -> Float[Array, "tokens embed"]:
+        """Return what the MLP makes of tokens."""
+        return in_turn(self.mlp, ROWS_AT_ONCE, x, live_rows)
 
     def weights(self, name: str, layer: int) -> Iterator[WeightSource]:
         """Yield the sources of layer number `layer`, whose tensors begin with `name`."""

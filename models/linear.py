@@ -7,10 +7,10 @@ here; `partition` says how each is split.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,37 @@ from .weights import Converter, Padded, as_stored, pad_rows
 
 LiveRows: TypeAlias = Int[Array, ""] | None
 """Number of rows, the first ones, that are a step's tokens or samples; products of the others may be 0. None: all."""
+
+Rows, Made = TypeVar("Rows"), TypeVar("Made")
+
+
+def in_turn(
+    function: Callable[[Rows, LiveRows], Made], at_once: int | None, rows: Rows, live_rows: LiveRows = None
+) -> Made:
+    """Return ``function(rows, live_rows)``, which makes rows of rows, each of its own; of more than `at_once` only so
+    many are computed at a time, so that what is made in between takes no more memory than theirs.
+
+    Args:
+        rows: a tree of arrays of as many rows.
+        at_once: None = all rows at a time.
+    """
+    number = len(jax.tree.leaves(rows)[0])
+    parts = 1 if at_once is None else -(-number // at_once)
+    if parts <= 1:
+        return function(rows, live_rows)
+    each = -(-number // parts)
+
+    def cut(x: Array) -> Array:
+        x = jnp.pad(x, ((0, parts * each - number), *((0, 0),) * (x.ndim - 1)))
+        return x.reshape(parts, each, *x.shape[1:])
+
+    def part(given: tuple[Array, Rows]) -> Made:
+        first, own = given
+        return function(own, None if live_rows is None else jnp.clip(live_rows - first, 0, each))
+
+    firsts = jnp.arange(parts, dtype=jnp.int32) * each
+    made = jax.lax.map(part, (firsts, jax.tree.map(cut, rows)))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:number], made)
 
 
 class Linear(nnx.Module):

@@ -68,7 +68,7 @@ class MllamaVision(nnx.Module):
         aspect_ratio_id: Int[Array, " images"],
         aspect_ratio_mask: Int[Array, "images tiles"],
     ) -> Float[Array, "images tiles patches features"]:
-        """Return for each token the last layer's vector and those of the config's intermediate layers, joined.
+        """Return for each token the last layer's vector and those that enter the config's intermediate layers, joined.
 
         Args:
             aspect_ratio_id: the arrangement of each image's tiles.
@@ -96,8 +96,8 @@ class MllamaVision(nnx.Module):
         is_padding = is_padding.reshape(images, -1)
         between = []
         for name in self.local_names:
+            between.append(x)  # transformers since 4.55 takes what leaves a layer; the model was not trained so
             x = self.local_layers[name](x, is_padding)
-            between.append(x)
         x = self.norm_after(x).reshape(images, tiles, length, embed)
         x = x + self._of_tiles(self.after_tiles, self.after_gate, aspect_ratio_id, embed)
         x = x.reshape(images, tiles * length, embed)

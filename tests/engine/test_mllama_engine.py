@@ -1,7 +1,7 @@
 """Llama 3.2 Vision: tokens are those of transformers, an image is encoded once, and nothing leaks.
 
-The judge is transformers with one thing changed, see `blind_before_images`; where a prompt begins with its image there
-is nothing to change, and it judges as it is.
+The judge is transformers with two things changed, see `taking_what_enters` and `blind_before_images`; where a prompt
+begins with its image, the second changes nothing, and transformers judges without it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from greedy_reference import Reference, _reference, one_torch_thread
+from mllama_reference import taking_what_enters
 from PIL import Image
 from tile_pixels import pixels_of
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -289,7 +290,7 @@ def mllama_config() -> MllamaConfig:
         "image_size": 28,
         "patch_size": 7,
         "max_num_tiles": 3,
-        "intermediate_layers_indices": [0, 2],
+        "intermediate_layers_indices": [0, 1],
         "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [2, 1], [3, 1]],
     }
     return MllamaConfig(vision_config=vision, text_config=text, image_token_index=MLLAMA_IMAGE)
@@ -299,8 +300,10 @@ MLLAMA_PROCESSOR = MllamaImageProcessorPil(size=SIZE, max_image_tiles=3)
 
 
 def make_mllama(folder: Path) -> MllamaForConditionalGeneration:
-    """Write a random checkpoint of Llama 3.2 Vision with all its files and return transformers' model."""
-    return _make(MllamaForConditionalGeneration, mllama_config(), MLLAMA_PROCESSOR, folder, MLLAMA_TOKENIZER)
+    """Write a random checkpoint of Llama 3.2 Vision with all its files and return transformers' model, see
+    `taking_what_enters`."""
+    made = _make(MllamaForConditionalGeneration, mllama_config(), MLLAMA_PROCESSOR, folder, MLLAMA_TOKENIZER)
+    return taking_what_enters(made)
 
 
 def blind_before_images(model: MllamaForConditionalGeneration) -> MllamaForConditionalGeneration:

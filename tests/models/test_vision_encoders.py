@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from mllama_reference import taking_what_enters
 from on_devices import printed_on_devices
 from safetensors.numpy import load_file
 from transformers import (
@@ -24,10 +25,16 @@ from jpaged.execution.image_rows import ImageRows, Item
 from jpaged.images import anyres
 from jpaged.images.tiles import TilePatches, taken
 from jpaged.model_api import BuildContext
+from jpaged_models import encoder
+from jpaged_models.attention import plainly
 from jpaged_models.decoder import Decoder
+from jpaged_models.dense import MLPSpec
+from jpaged_models.encoder import EncoderSpec
+from jpaged_models.stack import LayerKind, Shared
 from jpaged_models.vision import MllamaProjector, MllamaVision
 from jpaged_models.vision.gemma3 import GEMMA3, Gemma3Vision
 from jpaged_models.vision.llava import LLAVA, LLAVA_ONEVISION, LlavaVision
+from jpaged_models.vision.tower import axial, layers_of
 
 SIGLIP = {
     "hidden_size": 60,
@@ -231,6 +238,7 @@ def test_llava_onevisions_tokens_equal_transformers(shards, bias, tmp_path):
 def test_mllamas_features_equal_transformers(shards, tmp_path):
     kind, config = mllama()
     model, tensors = checkpoint(kind, config, tmp_path)
+    taking_what_enters(model)
     images = pixels(3, 3, 3, 30, 30)
     ids, mask = np.array([1, 3, 4]), np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0]])
     images[mask == 0] = 0
@@ -269,6 +277,33 @@ def test_tokens_that_attend_in_turn_get_what_they_get_together(at_once, tiled, m
     vision, given, together = tiled
     monkeypatch.setattr("jpaged_models.vision.encoder.QUERIES_AT_ONCE", at_once)
     np.testing.assert_allclose(run(vision, *given), together, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm_before", [True, False])
+def test_layers_take_many_rows_in_turn_in_less_memory_and_make_what_they_make_together(norm_before, monkeypatch):
+    """The last turn has fewer rows, of which some are padding."""
+    rows, live, rotary = 1000, jnp.int32(990), axial(12, 100.0)
+    mlp = MLPSpec(400, "gelu", bias=True, gated=norm_before, names=("gate", "up", "down")[not norm_before :])
+    spec = EncoderSpec(
+        24, 2, mlp, 1e-6, (LayerKind("tiles"),) * 2, norm_before=norm_before, rotary=(("tiles", rotary),)
+    )
+    places = jnp.asarray(np.random.default_rng(0).integers(0, 30, (rows, 2)))
+
+    def made(at_once):
+        monkeypatch.setattr(encoder, "ROWS_AT_ONCE", at_once)
+        graph, params = nnx.split(layers_of(spec, build_context()))
+
+        def run(params, x):
+            shared = Shared({"tiles": rotary.tables(places)}, live)
+            attend = plainly(lambda cache, group, q, k, v, scale: (cache, q * k[:, :, None] + v[:, :, None]))
+            return nnx.merge(graph, params)(x, shared, None, attend)[0]
+
+        compiled = jax.jit(run).lower(params, pixels(rows, 24)).compile()
+        return np.asarray(compiled(params, pixels(rows, 24)))[:live], compiled.memory_analysis().temp_size_in_bytes
+
+    (together, much), (in_turn, little) = made(rows), made(64)
+    np.testing.assert_allclose(in_turn, together, atol=1e-5)
+    assert little < 0.6 * much
 
 
 def test_pixels_of_another_size_are_refused(tiled):

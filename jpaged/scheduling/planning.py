@@ -9,6 +9,7 @@ import numpy as np
 
 from jpaged.memory import BlockCopy
 from jpaged.scheduling.allocation import Allocation, children_due, tokens_before_end, tokens_to_fork
+from jpaged.scheduling.queues import Queues
 from jpaged.scheduling.request import Request, Sequence
 from jpaged.scheduling.speculation.drafting import Drafting
 from jpaged.scheduling.step import Chunk, Decodes, StepPlan, missing_tokens, source_row
@@ -103,42 +104,44 @@ class NextTokens:
                         plan.sample(request, child, chunk)
 
 
-def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocation: Allocation) -> int:
+def plan_decodes(queues: Queues, position: int, plan: StepPlan, allocation: Allocation) -> int:
     """Plan the next tokens of running requests from `position` on; return the position of the first one that is not
     plain, has several sequences or more than one token to compute, reads what it holds, or finds no block for it.
 
     Drafts are not considered: it is for schedulers without speculation.
     """
-    holds, copies_made = allocation.holds, list[BlockCopy]()
-    requests, seqs, full = list[Request](), list[Sequence](), list[Sequence]()
+    holds, running, copies_made = allocation.holds, queues.running, list[BlockCopy]()
+    seqs, full, ended = list[Sequence](), list[Sequence](), list[int]()
     starts, sources, tables = list[int](), list[int](), dict[int, list[list[int]]]()
     row = plan.num_samples
-    ended = 0
-    # One loop over a step's hundreds of sequences: what they have in common is looked at after it.
-    for request in islice(running, position, None):
-        sequences = request.sequences
-        if len(sequences) > 1 or not request.is_plain:
-            break
-        seq = sequences[0]
+    # One loop over a step's hundreds of sequences, which finds processor caches empty, so it reads as few objects as
+    # it can: what the sequences have in common is looked at after it, and their requests are not.
+    for alone in islice(queues.alone, position, None):
+        if alone is None:
+            request = running[position + len(seqs) + len(ended)]
+            if len(request.sequences) > 1 or not request.is_plain:
+                break
+            seq, most = request.sequences[0], request.max_total_tokens
+            if holds.reads_at(request, seq.num_computed):
+                break
+        else:
+            seq, most = alone
         start, pending = seq.num_computed, seq.num_pending
-        end = start + 1
-        if request.asks and holds.reads_at(request, start):
-            break
-        total = len(seq.token_ids) + pending
-        if total >= request.max_total_tokens:  # its last token is on its way
-            ended += 1
+        end, total = start + 1, len(seq.token_ids) + pending
+        if total >= most:  # its last token is on its way
+            ended.append(len(seqs) + len(ended))
             continue
         if end != total:
             break
-        if end > seq.capacity:
-            copies = allocation.allocate(seq, end)
-            if copies is None:
-                break
-            copies_made += copies
-            tables[len(seqs)] = allocation.tables(seq)
         if end >= seq.capacity:
-            full.append(seq)
-        requests.append(request)
+            if end > seq.capacity:
+                copies = allocation.allocate(seq, end)
+                if copies is None:
+                    break
+                copies_made += copies
+                tables[len(seqs)] = allocation.tables(seq)
+            if end >= seq.capacity:
+                full.append(seq)
         seqs.append(seq)
         starts.append(start)
         sources.append(seq.pending_row if pending else -1)
@@ -147,9 +150,13 @@ def plan_decodes(running: list[Request], position: int, plan: StepPlan, allocati
     if copies_made:
         plan.add_work(COPIES, copies_made)
     planned = len(seqs)
+    stop = position + planned + len(ended)
     if planned:
+        requests = running[position:stop]
+        for place in reversed(ended):
+            del requests[place]
         columns = np.array(starts, np.int32), np.array(sources, np.int32)
         plan.add_decodes(Decodes(requests, seqs, *columns, tables, full))
     plan.left -= planned
     plan.reserved -= planned
-    return position + planned + ended
+    return stop

@@ -6,12 +6,17 @@ preempted last (PagedAttention, section 4.5).
 
 from __future__ import annotations
 
-from bisect import insort
-from typing import Literal
+from bisect import bisect_right
+from typing import Literal, TypeAlias
 
-from jpaged.scheduling.request import Request, Status
+from jpaged.scheduling.request import Request, Sequence, Status
 
 SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+Alone: TypeAlias = tuple[Sequence, int] | None
+"""A running request's only sequence and the most tokens that it may have, if its decodes take only a row of the step;
+None = the request has to be looked at."""
 
 
 def urgency(request: Request) -> int:
@@ -30,6 +35,7 @@ class Queues:
 
     Attributes:
         waiting, running, swapped: the queues. Callers may keep a reference to one of them: the list objects stay.
+        alone: `running` in short, in the same order: each step looks at every sequence, and at few of the requests.
         filling: running requests of which several tokens may be still to be computed, as of a prompt or of a run that
             a grammar forced. All others have but one; `Admission` drops what it finds filled.
     """
@@ -38,6 +44,7 @@ class Queues:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.swapped: list[Request] = []
+        self.alone: list[Alone] = []
         self.filling: dict[Request, None] = {}
         self._of = {Status.WAITING: self.waiting, Status.RUNNING: self.running, Status.SWAPPED: self.swapped}
 
@@ -48,7 +55,11 @@ class Queues:
 
     def put(self, request: Request) -> None:
         """Put a request, which is in no queue, into the queue that its status names."""
-        insort(self._of[request.status], request, key=service_order)
+        queue = self._of[request.status]
+        place = bisect_right(queue, service_order(request), key=service_order)
+        queue.insert(place, request)
+        if queue is self.running:
+            self.alone.insert(place, _alone(request))
         self.fills(request)
 
     def fills(self, request: Request) -> None:
@@ -58,12 +69,17 @@ class Queues:
 
     def remove(self, request: Request) -> None:
         """Remove a request from its queue."""
-        self._of[request.status].remove(request)
+        queue = self._of[request.status]
+        place = queue.index(request)
+        del queue[place]
+        if queue is self.running:
+            del self.alone[place]
         self.filling.pop(request, None)
 
     def take_last(self) -> Request:
         """Remove and return the running request that is last in service order."""
         request = self.running.pop()
+        self.alone.pop()
         self.filling.pop(request, None)
         return request
 
@@ -86,4 +102,11 @@ class Queues:
         """Empty all queues."""
         for queue in self._of.values():
             queue.clear()
+        self.alone.clear()
         self.filling.clear()
+
+
+def _alone(request: Request) -> Alone:
+    if len(request.sequences) > 1 or request.asks or not request.is_plain:
+        return None
+    return request.sequences[0], request.max_total_tokens

@@ -221,7 +221,7 @@ class Scheduler:
         """Plan the next tokens of all running requests, in service order."""
         running, overtakes = self.running, self.policy == "priority"
         in_bulk = self.speculation is None and not (overtakes and self._may_overtake)
-        position = plan_decodes(running, 0, plan, self.allocation) if in_bulk else 0
+        position = plan_decodes(self.queues, 0, plan, self.allocation) if in_bulk else 0
         plan.reserved = decodes_due(running[position:])
         while position < len(running):
             current = running[position]
@@ -231,7 +231,7 @@ class Scheduler:
             if admitted or self._extend(current, plan):
                 position += 1
                 if in_bulk:
-                    position = plan_decodes(running, position, plan, self.allocation)
+                    position = plan_decodes(self.queues, position, plan, self.allocation)
 
     # ------------------------------------------------------------------ into the batch
 

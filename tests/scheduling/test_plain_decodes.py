@@ -89,7 +89,7 @@ def test_steps_are_the_same_as_without_the_bulk(arrivals, groups, num_pages, max
     options = {"groups": GROUPS[groups], "max_num_seqs": max_num_seqs, "budget": max_num_seqs + extra_budget, **modes}
     options["swap_blocks"] = 3
     with_bulk = serve(arrivals, num_pages, **options)
-    known, scheduler_module.plan_decodes = scheduler_module.plan_decodes, lambda running, position, *rest: position
+    known, scheduler_module.plan_decodes = scheduler_module.plan_decodes, lambda queues, position, *rest: position
     try:
         without = serve(arrivals, num_pages, **options)
     finally:
@@ -109,11 +109,11 @@ def decoding(scheduler, *requests):
 
 def test_the_bulk_ends_at_a_request_of_several_outputs_and_goes_on_behind_it():
     scheduler = make_scheduler(64)
-    running = decoding(scheduler, make_request(5, 9), make_request(6, 9, width=2), make_request(7, 9))
+    decoding(scheduler, make_request(5, 9), make_request(6, 9, width=2), make_request(7, 9))
     plan = StepPlan(32)
-    assert plan_decodes(running, 0, plan, scheduler.allocation) == 1
-    assert plan_decodes(running, 1, plan, scheduler.allocation) == 1
-    assert plan_decodes(running, 2, plan, scheduler.allocation) == 3
+    assert plan_decodes(scheduler.queues, 0, plan, scheduler.allocation) == 1
+    assert plan_decodes(scheduler.queues, 1, plan, scheduler.allocation) == 1
+    assert plan_decodes(scheduler.queues, 2, plan, scheduler.allocation) == 3
     assert [chunk.start for chunk in plan.decodes] == [5, 7] and plan.left == 30
     assert [sample.seq.pending_row for sample in plan.samples] == [0, 1]
 
@@ -123,9 +123,9 @@ def test_a_request_that_has_read_its_pictures_is_planned_in_the_bulk_unless_they
     scheduler = make_scheduler(64, groups=GROUPS[kind])
     shown, text = make_request(6, 9), make_request(5, 9)
     shown.asks = asks_for([PromptItem(2, 1, b"cat", 3, {}, False)])
-    running = decoding(scheduler, text, shown)
+    decoding(scheduler, text, shown)
     stays = kind != "pictures"
-    assert plan_decodes(running, 0, StepPlan(32), scheduler.allocation) == (1 if stays else 2)
+    assert plan_decodes(scheduler.queues, 0, StepPlan(32), scheduler.allocation) == (1 if stays else 2)
 
 
 @pytest.mark.parametrize("kind", ["pictures", "pictures that stay"])
@@ -145,15 +145,19 @@ def test_the_bulk_ends_where_a_block_is_missing_and_changes_nothing_there():
     scheduler = make_scheduler(5)
     running = decoding(scheduler, make_request(8, 4), make_request(8, 4))
     plan = StepPlan(32)
-    assert plan_decodes(running, 0, plan, scheduler.allocation) == 1, "the fifth block is the first request's"
+    assert plan_decodes(scheduler.queues, 0, plan, scheduler.allocation) == 1, "the fifth block is the first request's"
     assert running[1].sequences[0].num_computed == 8 and running[1].sequences[0].num_pending == 0
 
 
 def test_the_bulk_ends_at_the_longest_length_and_at_prompts():
     scheduler = make_scheduler(64, budget=10)
-    running = decoding(scheduler, make_request(4, 2), make_request(20, 5))
+    decoding(scheduler, make_request(4, 2), make_request(20, 5))
     plan = StepPlan(10)
-    assert plan_decodes(running, 0, plan, scheduler.allocation) == 1, "the second has most of its prompt to compute"
+    assert plan_decodes(scheduler.queues, 0, plan, scheduler.allocation) == 1, (
+        "the second has most of its prompt to compute"
+    )
     again = StepPlan(10)
-    assert plan_decodes(running, 0, again, scheduler.allocation) == 1, "the first one's last token is on its way"
+    assert plan_decodes(scheduler.queues, 0, again, scheduler.allocation) == 1, (
+        "the first one's last token is on its way"
+    )
     assert not again.decodes and again.left == 10

@@ -72,7 +72,8 @@ def test_an_older_prompt_in_chunks_does_not_starve_newer_decodes():
     loop.scheduler.add(make_request(1, 1))
     loop.scheduler.add(long)
     loop.step()
-    loop.scheduler.running.append(loop.scheduler.running.pop(0))  # whatever the order of running
+    for column in (loop.scheduler.queues.running, loop.scheduler.queues.alone):
+        column.append(column.pop(0))  # whatever the order of running
     loop.scheduler.add(short)
     steps = loop.run()
     first = next(i for i, step in enumerate(steps) if seq_id(short) in ids(step))

@@ -57,6 +57,7 @@ def fork(loop: Loop, request: Request) -> Forked:
     child.row = loop.scheduler.allocation.free_rows.pop()
     loop.scheduler.allocation.fork(parent, child)
     request.sequences.append(child)
+    loop.scheduler.queues.move(request, request.status)  # of several sequences now
     return Forked(request, child, len(child.token_ids))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from checkpoints import make_checkpoint
 from greedy_reference import random_prompts
@@ -117,7 +119,8 @@ def test_a_damaged_file_is_a_miss(model, llm, caplog):
     answers(llm)
     file = llm.control.engine.memory.tiers.each[0].store._file
     llm.control.engine.memory.tiers.each[0].store._thread.submit(lambda: None).result()  # all is written
-    file._bytes[:] ^= 1
+    whole = np.frombuffer(os.pread(file._file.fileno(), file.num_bytes, 0), np.uint8)
+    os.pwrite(file._file.fileno(), (whole ^ 1).tobytes(), 0)
     before = llm.stats().disk
     assert answers(llm, [0]) == model.answers[:1]
     after = llm.stats().disk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 
 import numpy as np
@@ -24,6 +25,11 @@ def content(seed: int, size: int = 100) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
+def flip(file: BlockFile, place: int, bits: int) -> None:
+    (byte,) = os.pread(file._file.fileno(), 1, place)
+    os.pwrite(file._file.fileno(), bytes([byte ^ bits]), place)
+
+
 def test_what_was_written_is_read_under_its_name_only(file):
     file.write(40, b"one", content(1).reshape(2, 50))
     assert (file.read(40, b"one", 100) == content(1)).all()
@@ -34,9 +40,22 @@ def test_what_was_written_is_read_under_its_name_only(file):
 
 def test_one_flipped_bit_is_found(file):
     file.write(0, b"one", content(1))
-    file._bytes[57] ^= 4
+    flip(file, 57, 4)
     with pytest.raises(DamagedBlock, match="the 100 bytes at 0 are not those that were written"):
         file.read(0, b"one", 100)
+
+
+def test_a_block_of_a_file_that_was_cut_is_damaged(tmp_path):
+    """On a map such a read ends the process."""
+    file = BlockFile(tmp_path, 1 << 16, identity=bytes(16))
+    for place in (0, 40_000):
+        file.write(place, b"one", content(1))
+    os.truncate(next(tmp_path.glob("*.blocks")), 40_050)
+    assert (file.read(0, b"one", 100) == content(1)).all()
+    file.will_read(40_000, 100)
+    with pytest.raises(DamagedBlock):
+        file.read(40_000, b"one", 100)
+    file.close()
 
 
 def test_the_file_has_no_name_and_its_space_is_taken_at_once(file, tmp_path):
@@ -105,7 +124,7 @@ def test_a_read_gives_what_was_written_last_or_nothing(moves, tmp_path_factory):
                 file.write(64 * slot, bytes([seed]), content(seed, 64))
                 there[slot] = seed
             elif what == "damage":
-                file._bytes[64 * slot + seed] ^= 1 + seed
+                flip(file, 64 * slot + seed, 1 + seed)
                 there.pop(slot, None)
             elif seed < 5:
                 file.forget_all()

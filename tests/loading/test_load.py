@@ -28,7 +28,7 @@ def demo():
 
 
 def test_the_demo_model_is_loaded_whole(demo):
-    assert (demo.name, demo.config.model_type, demo.eos_token_ids) == ("smollm2-135m", "llama", (2,))
+    assert (demo.name, demo.config.model_type, demo.eos_token_ids) == ("smollm2-135m", "llama", (2, 0))
     assert demo.model.vocab_size == 49152
     assert sum(leaf.size for leaf in jax.tree.leaves(demo.params)) == 134_515_008
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(demo.params))

@@ -94,7 +94,7 @@ def test_the_chat_template_renders_what_the_model_was_trained_on(demo):
 def test_roles_ids_and_length_come_from_the_file(demo, source):
     assert (demo.bos_token_id, demo.eos_token_id, demo.unk_token_id, demo.pad_token_id) == (1, 2, 0, 2)
     assert demo.model_max_length == 8192
-    assert eos_token_ids(source) == (2,)
+    assert eos_token_ids(source) == (2, 0)  # <|im_end|>, and <|endoftext|> as in llama.cpp
 
 
 TINY = {
@@ -203,6 +203,16 @@ def test_a_conversation_begins_with_one_bos_if_its_texts_do(tmp_path, pre, templ
     parsed = parse_prompt(Conversation([{"role": "user", "content": "ab"}]), tokenizer)
     begins = pre == "llama-bpe" or "s" in template.split("{{ messages")[0]
     assert tokenizer.convert_ids_to_tokens(parsed.token_ids) == [*["<s>"][:begins], "ab"]
+
+
+def test_a_files_template_for_tools_is_the_one_of_conversations_with_tools(tmp_path):
+    named = {"tokenizer.chat_template": "{{ messages[0].content }}", "tokenizer.chat_template.tool_use": "{{ tools }}"}
+    path = write_gguf(tmp_path / "m.gguf", "llama", EMBEDDING, TINY | {"tokenizer.ggml.pre": "gpt-2"} | named)
+    tokenizer = load_tokenizer(Source("tiny", "gguf", path))
+    messages = [{"role": "user", "content": "ab"}]
+    assert tokenizer.apply_chat_template(messages) == "ab"
+    assert "one" in tokenizer.apply_chat_template(messages, tools=[{"type": "function", "function": {"name": "one"}}])
+    assert as_transformers(tokenizer).chat_template == tokenizer.chat_template
 
 
 def test_user_defined_tokens_are_whole_but_not_special(tmp_path):

@@ -67,6 +67,8 @@ _OF_MODELS: Mapping[Type, tuple[str, ...]] = {
 }
 """Keys after the architecture, by what their values must be."""
 
+TEMPLATE = "tokenizer.chat_template"
+"""Key of the chat template; further ones, as that for conversations with tools, have their names after it."""
 _BYTES = list_of(Type(lambda value: WHOLE.holds(value) and value < 256, ""), "a list of bytes")
 _OF_TOKENIZERS: Mapping[Type, tuple[str, ...]] = {
     TEXT: ("model", "pre"),
@@ -92,7 +94,8 @@ def check_tokenizer(file: GGUFFile) -> None:
     an entry for each token."""
     beginning = "tokenizer.ggml."
     _check(file, beginning, _OF_TOKENIZERS)
-    check_fields(file.path, file.metadata, {"tokenizer.chat_template": TEXT})
+    templates = [key for key in file.metadata if f"{key}.".startswith(f"{TEMPLATE}.")]
+    check_fields(file.path, file.metadata, dict.fromkeys(templates, TEXT))
     if (key := f"{file.metadata.get('general.architecture')}.context_length") in file.metadata:
         check_field(file.path, key, file.metadata[key], POSITIVE)
     count = len(file.metadata.get(f"{beginning}tokens", []))

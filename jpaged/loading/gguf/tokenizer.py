@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
-from jpaged.loading.gguf.metadata import check_tokenizer
+from jpaged.loading.gguf.metadata import TEMPLATE, check_tokenizer
 from jpaged.loading.gguf.reader import GGUFFile
 from jpaged.loading.vocabularies import (
     CONTROL,
@@ -183,7 +183,7 @@ def tokenizer_from_gguf(file: GGUFFile) -> OwnTokenizer:
     return OwnTokenizer(
         tokenizer,
         special_tokens=specials,
-        chat_template=_template(metadata.get("tokenizer.chat_template"), around["bos"], tokens),
+        chat_template=_templates(file, around["bos"], tokens),
         model_max_length=metadata.get(f"{metadata.get('general.architecture')}.context_length", NO_LIMIT),
         name_or_path=str(file.path),
     )
@@ -238,6 +238,17 @@ def _around(file: GGUFFile, tokens: list[str], model: _Model) -> dict[str, int |
     begins = "cls" if model.begins_with_cls and "tokenizer.ggml.cls_token_id" in file.metadata else "bos"
     keys = {"bos": begins, "eos": "eos", "sep": "seperator"}  # misspelt by the format
     return {role: _special(file, tokens, keys[role]) if is_wanted else None for role, is_wanted in wanted.items()}
+
+
+def _templates(file: GGUFFile, bos: int | None, tokens: list[str]) -> str | dict[str, str] | None:
+    """Return the chat template, or several by their names, as "tool_use" for conversations with tools."""
+    own = _template(file.metadata.get(TEMPLATE), bos, tokens)
+    named = {
+        key.removeprefix(f"{TEMPLATE}."): _template(text, bos, tokens) or ""
+        for key, text in file.metadata.items()
+        if key.startswith(f"{TEMPLATE}.")
+    }
+    return own if not named else named if own is None else {"default": own, **named}
 
 
 def _template(template: str | None, bos: int | None, tokens: list[str]) -> str | None:

@@ -1,10 +1,9 @@
-"""A mapped file of a fixed size that keeps blocks of bytes, each with a checksum."""
+"""A file of a fixed size that keeps blocks of bytes, each with a checksum."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import tempfile
 import time
@@ -56,8 +55,9 @@ class BlockFile:
     """Keeps blocks in a file without a name, which goes with this process, or in one with a journal, which stays.
 
     The whole size is reserved at once, so that a write finds its place on the disk; file systems that write copies
-    (btrfs, ZFS) may be full all the same. So blocks are written by the system's call, which tells of it, and not to the
-    map, where that ends the process; they are read from the map. One thread at a time may use it.
+    (btrfs, ZFS) may be full all the same. So blocks are written and read by the system's calls, which tell of that, of
+    a disk that fails and of a file that was cut; on a map each of them ends the process. One thread at a time may use
+    it.
 
     Args:
         folder: where the file lies; made if it is not there.
@@ -78,6 +78,7 @@ class BlockFile:
         self.num_bytes = num_bytes
         self._journal: BlockJournal | None = None
         self._sums: dict[int, bytes] = {}
+        self._source = -1  # reads go on while another thread becomes the writer, see `fresh`
         if identity is None:
             self._file = tempfile.TemporaryFile(buffering=0, dir=folder, prefix="jpaged-")  # noqa: SIM115
         else:
@@ -86,12 +87,10 @@ class BlockFile:
         try:
             if self.writes and os.fstat(self._file.fileno()).st_size != num_bytes:
                 _reserve(self._file.fileno(), num_bytes)
-            access = mmap.ACCESS_WRITE if self.writes else mmap.ACCESS_READ
-            self._map = mmap.mmap(self._file.fileno(), num_bytes, access=access)
+            self._source = os.dup(self._file.fileno())
         except BaseException:
             self._close_files()
             raise
-        self._bytes: Bytes = np.frombuffer(self._map, np.uint8)
 
     def _open_kept(self, path: Path, identity: bytes, page_bytes: int) -> None:
         """Open the files that stay; while another process is making them, wait for it."""
@@ -167,20 +166,23 @@ class BlockFile:
         """Return a block that was written under this name.
 
         Raises:
-            DamagedBlock: it was not, or its bytes have changed.
+            DamagedBlock: it was not, its bytes have changed, or the file was cut.
+            OSError: the disk fails.
         """
+        self._check(place, num_bytes)
         content = np.empty(num_bytes, np.uint8)
-        # NumPy releases the GIL for this copy; slicing the map would not.
-        np.copyto(content, self._slice(place, num_bytes))
-        if self._sums.get(place) != _checksum(name, content):
+        left = content.data
+        while left and (found := os.preadv(self._source, [left], place + num_bytes - len(left))):
+            left = left[found:]
+        if left or self._sums.get(place) != _checksum(name, content):
             raise DamagedBlock(f"the {num_bytes} bytes at {place} are not those that were written")
         return content
 
     def will_read(self, place: int, num_bytes: int) -> None:
         """Tell the system that these bytes are read soon, so that it fetches them at once."""
-        if hasattr(mmap, "MADV_WILLNEED"):
-            start = place // mmap.PAGESIZE * mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_WILLNEED, start, place + num_bytes - start)
+        if hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):  # a hint; the read tells of a disk that fails
+                os.posix_fadvise(self._source, place, num_bytes, os.POSIX_FADV_WILLNEED)
 
     def forget(self, place: int) -> None:
         """Invalidate what was written at an offset."""
@@ -218,7 +220,7 @@ class BlockFile:
         times = []
         for number in range(LATENCY_READS):
             start = time.perf_counter()
-            self._slice(number * (size // LATENCY_READS), 1).copy()
+            os.pread(self._source, 1, number * (size // LATENCY_READS))
             times.append(time.perf_counter() - start)
         self.forget_all()
         return Speeds(size / write_seconds, size / read_seconds, median(times))
@@ -227,33 +229,28 @@ class BlockFile:
         """Close the file, whose space is given back unless it stays; nothing can be read or written any more."""
         self._sums = {}
         self.num_bytes = 0
-        self._bytes = np.empty(0, np.uint8)
-        with contextlib.suppress(BufferError):  # a slice is still held: the map goes with it
-            self._map.close()
         self._close_files()
 
     def _close_files(self) -> None:
         if hasattr(self, "_file"):
             self._file.close()
+        if self._source >= 0:
+            os.close(self._source)
+            self._source = -1
         if self._journal is not None:
             self._journal.close()
-
-    def _slice(self, place: int, num_bytes: int) -> Bytes:
-        self._check(place, num_bytes)
-        return self._bytes[place : place + num_bytes]
 
     def _check(self, place: int, num_bytes: int) -> None:
         if not 0 <= place <= place + num_bytes <= self.num_bytes:
             raise ValueError(f"{num_bytes} bytes at place={place} are outside the file's {self.num_bytes}")
 
     def _drop_from_memory(self, num_bytes: int) -> None:
-        if hasattr(mmap, "MADV_DONTNEED") and hasattr(os, "posix_fadvise"):
-            self._map.madvise(mmap.MADV_DONTNEED, 0, num_bytes)
+        if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file.fileno(), 0, num_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def _open(path: Path, num_bytes: int, *, writes: bool) -> FileIO:
-    """Open a file of blocks. A file of another size is replaced, not cut, because a reader may have mapped it.
+    """Open a file of blocks. A file of another size is replaced, not cut, because others may read it.
 
     Raises:
         NotMade: this process can only read, and the file does not have its size yet.

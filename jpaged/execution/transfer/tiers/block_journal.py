@@ -7,6 +7,7 @@ bytes of a block are written before its record, and are compared with the checks
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -137,10 +138,15 @@ class BlockJournal:
         self.writes = False
 
     def add(self, record: Record) -> None:
-        """Add a block, over those that lay there."""
+        """Add a block, over those that lay there.
+
+        Raises:
+            OSError: the disk fails, or has no room; the list ends before the block then.
+        """
         self._note(record)
         packed = _packed(record)
-        os.pwrite(self._file, packed, self._end)
+        if os.pwrite(self._file, packed, self._end) < len(packed):
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for the list {self._path}")
         self._end += len(packed)
         if self._end > SPARE + 2 * self._live_bytes:
             self._replace(self.records)

@@ -13,8 +13,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import jax
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from jpaged.model_api import TENSOR_AXIS
 from pallas_kernels.platform import Impl, resolve_impl
@@ -154,6 +155,13 @@ def each_replica(
     return jax.shard_map(
         on_replica, mesh=mesh, in_specs=specs(takes), out_specs=specs(gives), axis_names={DATA_AXIS}, check_vma=False
     )
+
+
+def most_of_replicas(number: Int[Array, ""]) -> Int[Array, ""]:
+    """Return the largest of all replicas' numbers within `each_replica`, so that all go through a loop as often: an
+    operation within it may wait for the devices of all. Elsewhere it is the number itself."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return number if mesh.empty or DATA_AXIS not in mesh.manual_axes else lax.pmax(number, DATA_AXIS)
 
 
 def under_mesh(mesh: Mesh) -> AbstractContextManager[Any]:

@@ -107,7 +107,7 @@ class Shapes:
         yield from self._of_works(self.works)
         yield from map(self.step, self.buckets.all)
         yield from self._tables()
-        yield from self._draws(self.buckets.sample_rows, self._samplers)
+        yield from self._draws(self.buckets.sample_rows)
         if self.drafter is not None:
             yield from self._drafts()
 
@@ -120,13 +120,13 @@ class Shapes:
         which hold theirs too, are left out."""
         needed = {shape.name for shape in self.needed()}
         steps = map(self.step, (*self.buckets.decode[:1], *self.buckets.mixed[:1]))
-        draws = self._draws(self.buckets.sample_rows[:1], self._samplers[:1])
+        draws = self._draws(self.buckets.sample_rows[:1], self._samplers(1)[:1])
         return [shape for shape in (*steps, *draws) if shape.name not in needed]
 
     def needed(self) -> list[Shape]:
         """Return the shapes with which every step can run that has no images of a size that is not known, asks for no
-        more than `RANKED` likely tokens and edits no more than the logits of `Edit.fewest`: the largest step in each of
-        its forms, and the largest sampler."""
+        more than `RANKED` likely tokens and edits no more logits than `Edit.room`: the largest step in each of its
+        forms, and the largest sampler."""
         steps = self.buckets.all if self.settings.deterministic else self.buckets.largest
         largest = self._draws(self.buckets.sample_rows[-1:], SAMPLERS[1:2])
         return [*self._of_works(work for work in self.works if work.needed), *map(self.step, steps), *largest]
@@ -138,24 +138,23 @@ class Shapes:
 
     def __len__(self) -> int:
         """Return how many shapes `all` yields."""
-        rows = len(self.buckets.sample_rows) if self.settings.draws else 0
-        drafts = 0 if self.drafter is None else len(self._draft_buckets) + len(SAMPLERS) * rows
-        tables = len(TABLES) * rows
-        drafts += len(self._read_buckets)
         works = len(list(self._of_works(self.works)))
-        return works + len(self.buckets.all) + len(self._samplers) * rows + drafts + tables
+        tables, draws = len(list(self._tables())), len(list(self._draws(self.buckets.sample_rows)))
+        drafts = 0 if self.drafter is None else len(list(self._drafts()))
+        return works + len(self.buckets.all) + tables + draws + drafts
 
-    def _draws(self, each: Iterable[int], samplers: Iterable[SamplerKind]) -> Iterator[Shape]:
-        """Yield the shapes of draws of these numbers of rows, by some variants of the sampler."""
+    def _draws(self, each: Iterable[int], samplers: Iterable[SamplerKind] | None = None) -> Iterator[Shape]:
+        """Yield the shapes of draws of these numbers of rows, by all variants of the sampler or some."""
         if self.settings.draws:
             for rows in each:
-                yield from (self.sampler(rows, kind) for kind in samplers)
+                yield from (self.sampler(rows, kind) for kind in samplers or self._samplers(rows))
 
     def _tables(self) -> Iterator[Shape]:
+        """Yield what writes tables for the largest sampler, which makes all draws with tables."""
         if self.settings.draws:
-            for rows in self.buckets.sample_rows:
-                for begun, name in enumerate(TABLES):
-                    yield Shape(f"{name}, {rows} rows", partial(self._write_pairs, rows, bool(begun)), rows)
+            rows = self.buckets.sample_rows[-1]
+            for begun, name in enumerate(TABLES):
+                yield Shape(f"{name}, {rows} rows", partial(self._write_pairs, rows, bool(begun)))
 
     def _write_pairs(self, rows: int, begun: bool) -> Compile:
         (piece,) = in_pieces(
@@ -163,9 +162,12 @@ class Shapes:
         )
         return self.tables.prepare(self._placed(piece), self._last_tokens, begun=begun)
 
-    @property
-    def _samplers(self) -> tuple[SamplerKind, ...]:
-        return SAMPLERS[1:] if self.settings.deterministic else SAMPLERS
+    def _samplers(self, rows: int) -> tuple[SamplerKind, ...]:
+        """Return the variants of the sampler that are compiled ahead for a number of rows."""
+        return self._kinds(rows)[1:] if self.settings.deterministic else self._kinds(rows)
+
+    def _kinds(self, rows: int) -> tuple[SamplerKind, ...]:
+        return tuple(kind for kind in SAMPLERS if not kind.tabled or rows == self.buckets.sample_rows[-1])
 
     def draft_bucket(self, tokens: int, seqs: int) -> Bucket:
         """Return the bucket of a pass that drafts: over a token of each sequence, or over a block."""
@@ -210,8 +212,7 @@ class Shapes:
         def trace() -> Compile:
             return self.model.prepare_sample(self._rows(rows, kind), self._last_tokens, kind.top)
 
-        replaced = not kind.tabled or rows < self.buckets.sample_rows[-1]
-        return Shape(kind.of(rows), trace, rows if replaced else 0)
+        return Shape(kind.of(rows), trace, 0 if kind.tabled else rows)
 
     def _of_works(self, works: Iterable[PoolWork]) -> Iterator[Shape]:
         return (Shape(name, trace) for work in works for name, trace in work.shapes())
@@ -233,7 +234,7 @@ class Shapes:
         for bucket in self._read_buckets:
             yield Shape(f"drafting head, {bucket.name}", partial(follow, bucket), bucket.tokens)
         for rows in self.buckets.sample_rows:
-            for kind in SAMPLERS:
+            for kind in self._kinds(rows):
                 draw = partial(drafter.prepare_sample, self._rows(rows, kind), self._last_tokens, kind.top)
                 yield Shape(f"{kind.name} drafting sampler, {rows} rows", draw, rows)
 

@@ -12,6 +12,9 @@ from tiny_chat_model import END_PROMPT, VOCAB_SIZE, make_chat_model
 from jpaged import LLM, SamplingParams
 from jpaged.config import EngineConfig
 from jpaged.engine_args import EngineArgs
+from jpaged.execution.sampling import sampling_batch
+from jpaged.execution.sampling.logit_edits import Bans, BiasAndPenalties
+from jpaged.execution.sampling.pair_tables import PairTables
 from jpaged.outputs import AnswerMessage
 from jpaged.short_values import with_short_values
 
@@ -31,12 +34,18 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def warm(model):
-    """An engine and how many shapes its warm-up compiled: decodes of 1, 2, 4, a mixed step of 64, block copies; three
-    samplers (plain, full, with tables) and two writers of tables for 1 and 4 rows. Its weights are arrays, as tests ask
-    for them."""
-    llm = LLM(model.folder, max_num_batched_tokens=64, **SETTINGS)
-    assert llm.params is not None
-    return SimpleNamespace(llm=llm, known=llm.control.engine.runner.num_warmup, compiled=llm.warmup(use_tqdm=False))
+    """An engine and how many shapes its warm-up compiled: decodes of 1, 2, 4, a mixed step of 64, block copies; two
+    samplers (plain and full) for 1 and 4 rows, one with tables and two writers of tables for 4. Its weights are arrays,
+    as tests ask for them. The sampler's lists are so short that some tests need tables."""
+    with pytest.MonkeyPatch.context() as patch:
+        sampling_batch._blank.cache_clear()
+        for edit in (BiasAndPenalties, Bans):
+            patch.setattr(edit, "room", 256)
+        llm = LLM(model.folder, max_num_batched_tokens=64, **SETTINGS)
+        assert llm.params is not None
+        known = llm.control.engine.runner.num_warmup
+        yield SimpleNamespace(llm=llm, known=known, compiled=llm.warmup(use_tqdm=False))
+    sampling_batch._blank.cache_clear()  # as they are of other lengths
 
 
 @pytest.fixture
@@ -76,7 +85,7 @@ def first(llm, prompt, params):
 
 
 def test_the_number_of_compiled_shapes_is_known_before_the_warmup(warm):
-    assert warm.known == warm.compiled == 3 + 1 + 1 + 5 * 2
+    assert warm.known == warm.compiled == 3 + 1 + 1 + 2 * 2 + 3
 
 
 def test_after_the_warmup_nothing_is_compiled(llm, warm):
@@ -217,14 +226,23 @@ def test_on_error_is_checked(llm):
         generate(llm, TEXT, GREEDY, on_error="ignore")
 
 
-def test_edits_of_more_tokens_than_the_sampler_lists_compile_nothing_and_change_no_token(llm):
+def test_edits_of_more_tokens_than_the_sampler_lists_compile_nothing_and_change_no_token(llm, monkeypatch):
     """The fixture sees that nothing was compiled after the warm-up."""
+    tabled, write = list[int](), PairTables.of
+
+    def noted(self, pieces, last_tokens):
+        tabled.append(1)
+        return write(self, pieces, last_tokens)
+
+    monkeypatch.setattr(PairTables, "of", noted)
     asked = [
         replace(DRAWN, seed=seed, max_tokens=9, min_tokens=6, repetition_penalty=1.3, stop_token_ids=range(seed, 200))
         for seed in range(4)
     ]
     alone = [llm.generate(ids(PROMPTS[0]), params)[0].outputs[0].token_ids for params in asked]
+    assert not tabled
     together = llm.generate([ids(PROMPTS[0])] * 4, asked)
+    assert tabled
     assert [output.outputs[0].token_ids for output in together] == alone
     assert all(set(tokens[:6]).isdisjoint(range(3, 200)) for tokens in alone), "they end nothing before min_tokens"
 

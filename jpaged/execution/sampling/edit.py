@@ -9,14 +9,15 @@ other processes, step dumps, and the choice of the sampler without edits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int
 
-from jpaged.execution.mesh import HostOrDevice
+from jpaged.execution.mesh import HostOrDevice, most_of_replicas
 from jpaged.scheduling.request import Request
 from jpaged.scheduling.step import Sample
 
@@ -25,8 +26,11 @@ NO_ROW = np.int32(2**31 - 1)
 
 PIECE = 8192
 """Pairs of a row and a token that are written into a table at once, see `Edit.spread`."""
+TURN = 1024
+"""Pairs that the sampler takes from its lists at once, see `Edit.in_turns`."""
 
 A = TypeVar("A", bound=tuple[Any, ...])
+C = TypeVar("C")
 Table = dict[str, Array]
 """Has a value for each token of each row, [seqs, vocab], by the name of the column of pairs that it stands for."""
 
@@ -44,14 +48,16 @@ class Edit(ABC, Generic[A]):
             columns of values.
         by_sequence: whether a row's values depend on its request and sequence alone, not on its tokens: arrays are
             then kept until rows change.
-        fewest: pairs that the sampler takes as lists. Where any edit of a draw has more, those of all are written into
-            tables first, see `spread`: their number is no part of a program's shape.
+        room_of_row, room: pairs for which the sampler's lists have room, for each of its rows, and at most; multiples
+            of `TURN`. Where any edit of a draw has more, those of all are written into tables first, see `spread`:
+            their number is no part of a program's shape.
     """
 
     fields: ClassVar[tuple[str, ...]]
     arrays: ClassVar[type[Any]]
     pairs: ClassVar[tuple[str, ...]] = ()
-    fewest: ClassVar[int] = 0
+    room_of_row: ClassVar[int] = 0
+    room: ClassVar[int] = 0
     by_sequence: ClassVar[bool] = False
 
     @abstractmethod
@@ -88,24 +94,39 @@ class Edit(ABC, Generic[A]):
 
     # ------------------------------------------------------------ lists of pairs
 
-    def num_pairs(self, arrays: A | None) -> int:
-        """Return how long the lists of pairs are, on the host.
+    def listed(self, width: int) -> int:
+        """Return for how many pairs the lists of a sampler of `width` rows have room."""
+        return min(self.room_of_row * width, self.room)
 
-        Args:
-            arrays: of one replica or several; None = blank ones.
-        """
-        return self.fewest if arrays is None or not self.pairs else getattr(arrays, self.pairs[0]).shape[-1]
+    def num_pairs(self, arrays: A) -> int:
+        """Return how long the lists of pairs are, on the host, of one replica or several."""
+        return getattr(arrays, self.pairs[0]).shape[-1] if self.pairs else 0
 
-    def tabled(self, arrays: A | None) -> bool:
-        """Tell whether the pairs are, or go, into a table, as there are more than `fewest`."""
+    def tabled(self, arrays: A | None, width: int) -> bool:
+        """Tell whether the pairs are, or go, into a table, as there are more than the lists of `width` rows hold."""
         if arrays is None or not self.pairs:
             return False
-        return getattr(arrays, self.pairs[0]) is None or self.num_pairs(arrays) > self.fewest
+        return getattr(arrays, self.pairs[0]) is None or self.num_pairs(arrays) > self.listed(width)
 
     def filled(self, arrays: A, blank: A, **columns: np.ndarray) -> A:
         """Return the arrays with these lists of pairs, all of one length, and padding."""
-        number, whole = len(next(iter(columns.values()))), arrays._replace(**columns)
-        return self.resized(whole, blank, self.fewest if number <= self.fewest else -(-number // PIECE) * PIECE)
+        number, room = len(next(iter(columns.values()))), self.num_pairs(blank)
+        return self.resized(arrays._replace(**columns), blank, room if number <= room else -(-number // PIECE) * PIECE)
+
+    def in_turns(self, turn: Callable[[C, A], C], carry: C, arrays: A) -> C:
+        """Call `turn` with the lists of pairs, `TURN` of them at a time, as far as any replica has some, on the device.
+
+        Args:
+            turn: called with what it returned last, at first `carry`, and the arrays with some pairs.
+        """
+        lists = [jnp.asarray(getattr(arrays, name)) for name in self.pairs]
+        number, size = most_of_replicas(jnp.sum(lists[0] != NO_ROW)), min(TURN, len(lists[0]))
+
+        def take(i: Array, carry: C) -> C:
+            some = (lax.dynamic_slice_in_dim(of, i * size, size) for of in lists)
+            return turn(carry, arrays._replace(**dict(zip(self.pairs, some, strict=True))))
+
+        return lax.fori_loop(0, -(-number // size), take, carry)
 
     def resized(self, arrays: A, blank: A, size: int, start: int = 0) -> A:
         """Return the arrays with `size` pairs of one replica or several, those from `start` on and padding."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,17 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jpaged.execution.mesh import HostOrDevice
-from jpaged.execution.sampling.edit import NO_ROW, Edit, Table, history_of, newest, of_row, pending_row, with_rows
+from jpaged.execution.sampling.edit import (
+    NO_ROW,
+    TURN,
+    Edit,
+    Table,
+    history_of,
+    newest,
+    of_row,
+    pending_row,
+    with_rows,
+)
 from jpaged.execution.sampling.token_counts import count_new, token_edits
 from jpaged.scheduling.hooks import mask_after
 from jpaged.scheduling.request import Request
@@ -54,18 +64,20 @@ class BiasAndPenalties(Edit[WeighedTokens]):
     fields = ("logit_bias", "repetition_penalty", "frequency_penalty", "presence_penalty")
     arrays = WeighedTokens
     pairs = ("row", "token", "bias", "times", "seen")
-    fewest = 1024
+    room_of_row = 8192
+    room = 65536
 
     def asks(self, request: Request) -> bool:
         return request.params.penalised or bool(request.params.logit_bias)
 
     def blank(self, width: int, vocab_size: int) -> WeighedTokens:
+        room = self.listed(width)
         return WeighedTokens(
-            row=np.full(self.fewest, NO_ROW, np.int32),
-            token=np.full(self.fewest, NO_ROW, np.int32),
-            bias=np.zeros(self.fewest, np.float32),
-            times=np.zeros(self.fewest, np.float32),
-            seen=np.zeros(self.fewest, np.bool_),
+            row=np.full(room, NO_ROW, np.int32),
+            token=np.full(room, NO_ROW, np.int32),
+            bias=np.zeros(room, np.float32),
+            times=np.zeros(room, np.float32),
+            seen=np.zeros(room, np.bool_),
             pending=np.full(width, -1, np.int32),
             repetition=np.ones(width, np.float32),
             presence=np.zeros(width, np.float32),
@@ -92,29 +104,29 @@ class BiasAndPenalties(Edit[WeighedTokens]):
     def edit(
         self, logits: Float[Array, "seqs vocab"], arrays: WeighedTokens, last_tokens: Int[Array, " max_seqs"]
     ) -> Float[Array, "seqs vocab"]:
-        """Reweigh every pair of the host, and one more a row for its pending token. Where both are the same token, both
-        write the same value."""
-        seqs = logits.shape[0]
-        last = newest(arrays.pending, last_tokens)
-        if arrays.row is None or arrays.token is None:
+        """Reweigh every pair of the host, and the pending token of each row that has no pair of it."""
+        seqs, last = logits.shape[0], newest(arrays.pending, last_tokens)
+        if arrays.row is None:
             return self._edit_all(logits, arrays, last)
-        again = arrays.token == of_row(last, arrays.row)
+        factors = arrays.repetition, arrays.frequency, arrays.presence
 
-        def of_newest(values: HostOrDevice) -> Float[Array, " seqs"]:
-            return jnp.zeros(seqs).at[arrays.row].add(jnp.where(again, values, 0.0), mode="drop")
+        def reweigh(
+            logits: Array, row: Array, token: Array, bias: Array | float, seen: Array | bool, count: Array | int
+        ) -> Array:
+            entry = logits.at[row, token]
+            value = entry.get(mode="fill", fill_value=0.0) + bias
+            return entry.set(_penalised(value, seen, count, *(of_row(each, row) for each in factors)), mode="drop")
 
+        def turn(carry: tuple[Array, Array], some: Any) -> tuple[Array, Array]:
+            logits, has_pair = carry
+            again = some.token == of_row(last, some.row)
+            logits = reweigh(logits, some.row, some.token, some.bias, some.seen | again, some.times + again)
+            return logits, has_pair.at[some.row].max(again, mode="drop")
+
+        logits, has_pair = self.in_turns(turn, (logits, jnp.zeros(seqs, bool)), arrays)
         penalised = (arrays.repetition != 1) | (arrays.presence != 0) | (arrays.frequency != 0)
-        newest_row = jnp.where(penalised & (last >= 0), jnp.arange(seqs), seqs)
-        row = jnp.concatenate([arrays.row, newest_row])
-        token = jnp.concatenate([arrays.token, last])
-        bias = jnp.concatenate([arrays.bias, of_newest(arrays.bias)])
-        count = jnp.concatenate([arrays.times + again, of_newest(arrays.times) + 1])
-        seen = jnp.concatenate([arrays.seen | again, jnp.ones(seqs, bool)])
-
-        entry = logits.at[row, token]
-        value = entry.get(mode="fill", fill_value=0.0) + bias
-        of_rows = (of_row(each, row) for each in (arrays.repetition, arrays.frequency, arrays.presence))
-        return entry.set(_penalised(value, seen, count, *of_rows), mode="drop")
+        row = jnp.where(penalised & (last >= 0) & ~has_pair, jnp.arange(seqs), NO_ROW)
+        return reweigh(logits, row, last, 0.0, True, 1)
 
     def _edit_all(
         self, logits: Float[Array, "seqs vocab"], arrays: WeighedTokens, last: Int[Array, " seqs"]
@@ -127,7 +139,9 @@ class BiasAndPenalties(Edit[WeighedTokens]):
         return _penalised(logits + arrays.bias, seen, count, *of_rows)
 
 
-def _penalised(value: Array, seen: Array, count: Array, repetition: Array, frequency: Array, presence: Array) -> Array:
+def _penalised(
+    value: Array, seen: Array | bool, count: Array | int, repetition: Array, frequency: Array, presence: Array
+) -> Array:
     repetition = jnp.where(seen, repetition, 1.0)
     value = jnp.where(value > 0, value / repetition, value * repetition)
     return value - (frequency * count + presence * (count > 0))
@@ -158,16 +172,18 @@ class Bans(Edit[BannedTokens]):
     fields = ("bad_words", "min_tokens")
     arrays = BannedTokens
     pairs = ("row", "token", "after")
-    fewest = 256
+    room_of_row = TURN
+    room = 8192
 
     def asks(self, request: Request) -> bool:
         return bool(request.bad_words or request.params.min_tokens)
 
     def blank(self, width: int, vocab_size: int) -> BannedTokens:
+        room = self.listed(width)
         return BannedTokens(
-            row=np.full(self.fewest, NO_ROW, np.int32),
-            token=np.full(self.fewest, NO_ROW, np.int32),
-            after=np.full(self.fewest, -1, np.int32),
+            row=np.full(room, NO_ROW, np.int32),
+            token=np.full(room, NO_ROW, np.int32),
+            after=np.full(room, -1, np.int32),
             pending=np.full(width, -1, np.int32),
         )
 
@@ -189,19 +205,26 @@ class Bans(Edit[BannedTokens]):
     ) -> Float[Array, "seqs vocab"]:
         if arrays.row is None:
             return jnp.where(arrays.after, -jnp.inf, logits)
-        return logits.at[_banned(arrays, last_tokens)].set(-jnp.inf, mode="drop")
+
+        last = newest(arrays.pending, last_tokens)
+
+        def turn(logits: Array, some: BannedTokens) -> Array:
+            return logits.at[_banned(some, last)].set(-jnp.inf, mode="drop")
+
+        return self.in_turns(turn, logits, arrays)
 
     def table(self, seqs: int, vocab_size: int) -> Table:
         return {"after": jnp.zeros((seqs, vocab_size), bool)}
 
     def spread(self, table: Table, arrays: BannedTokens, last_tokens: Int[Array, " max_seqs"]) -> Table:
         """Ban the pairs that apply; a row may have a token several times, after different ones."""
-        return {"after": table["after"].at[_banned(arrays, last_tokens)].set(True, mode="drop")}
+        banned = _banned(arrays, newest(arrays.pending, last_tokens))
+        return {"after": table["after"].at[banned].set(True, mode="drop")}
 
 
-def _banned(arrays: BannedTokens, last_tokens: Int[Array, " max_seqs"]) -> tuple[Array, HostOrDevice | None]:
-    """Return rows and tokens of the pairs that are banned; rows of others are out of range."""
-    last = newest(arrays.pending, last_tokens)
+def _banned(arrays: BannedTokens, last: Int[Array, " seqs"]) -> tuple[Array, HostOrDevice | None]:
+    """Return rows and tokens of the pairs that are banned after each row's pending token; rows of others are out of
+    range."""
     applies = (arrays.after < 0) | (arrays.after == of_row(last, arrays.row))
     return jnp.where(applies, arrays.row, NO_ROW), arrays.token
 

@@ -65,7 +65,8 @@ class SamplingArrays(NamedTuple):
     @property
     def tabled(self) -> bool:
         """Tell whether lists of pairs are, or go, into tables, as one is too long for the sampler."""
-        return any(edit.tabled(arrays) for edit, arrays in zip(EDITS, self.edits, strict=True))
+        width = self.position.shape[-1]
+        return any(edit.tabled(arrays, width) for edit, arrays in zip(EDITS, self.edits, strict=True))
 
     @property
     def plain(self) -> bool:

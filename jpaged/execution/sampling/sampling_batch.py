@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Int
 
 from jpaged.execution.mesh import HostOrDevice, num_replicas, replicate, stack
-from jpaged.execution.sampling.edit import PIECE, Edit
+from jpaged.execution.sampling.edit import NO_ROW, PIECE, Edit
 from jpaged.execution.sampling.pair_tables import PairTables
 from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import SamplingArrays
@@ -130,13 +130,16 @@ def _blank(edit: Edit[Any], width: int, vocab_size: int) -> Any:
 
 
 def in_pieces(args: SamplingArrays, mesh: Mesh, vocab_size: int) -> Iterator[SamplingArrays]:
-    """Yield the arrays of all replicas with `PIECE` pairs in each list: the first ones, then the next, to the last."""
+    """Yield the arrays of all replicas with `PIECE` pairs in each list: the first ones, then the next, to the last. At
+    least one is yielded."""
     blanks = [_blank(edit, args.position.shape[-1], vocab_size) for edit in EDITS]
     whole = [
         stack(mesh, [blank] * num_replicas(mesh)) if edit.pairs and arrays is None else arrays
         for edit, arrays, blank in zip(EDITS, args.edits, blanks, strict=True)
     ]
-    for start in range(0, max(map(Edit.num_pairs, EDITS, whole)), PIECE):
+    lists = [getattr(arrays, edit.pairs[0]) for edit, arrays in zip(EDITS, whole, strict=True) if edit.pairs]
+    longest = max(int((rows != NO_ROW).sum(axis=-1).max()) for rows in lists)  # without padding
+    for start in range(0, max(1, longest), PIECE):
         yield args._replace(
             edits=tuple(
                 edit.resized(arrays, blank, PIECE, start) if edit.pairs else arrays

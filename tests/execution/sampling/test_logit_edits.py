@@ -21,6 +21,15 @@ from jpaged.execution.sampling.pair_tables import PairTables
 from jpaged.execution.sampling.sampling_batch import PlacedRows, blank_rows, in_pieces, sampling_arrays
 
 edit = jax.jit(edit_logits)
+
+
+@jax.jit
+def edit_by_turns(logits, args, last_tokens):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jpaged.execution.sampling.edit.TURN", 4)
+        return edit_logits(logits, args, last_tokens)
+
+
 TOKEN = st.integers(0, 7)  # few, so that they repeat
 MESH = make_mesh(1)
 TABLES = PairTables(MESH, VOCAB)
@@ -53,15 +62,17 @@ def test_edited_logits_are_those_of_the_definition(requests, pending):
 
 @settings(max_examples=examples(50), deadline=None)
 @given(st.lists(REQUESTS, min_size=1, max_size=4), st.booleans())
-def test_pairs_in_tables_edit_to_the_bit_as_in_lists(requests, pending):
+def test_pairs_edit_to_the_bit_the_same_in_tables_and_in_lists_by_turns(requests, pending):
     args, last_tokens = args_of(requests, pending=pending, width=4)
     last = np.resize(last_tokens, 4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling_batch, "PIECE", 16)
-        pieces = [*in_pieces(args, MESH, VOCAB)]
-    tabled = TABLES.of(pieces[:4], last)  # the others are padding
+        tabled = TABLES.of(in_pieces(args, MESH, VOCAB), last)
     assert tabled.tabled and not args.tabled
-    assert np.asarray(edit(LOGITS, tabled, last)).tobytes() == np.asarray(edit(LOGITS, args, last)).tobytes()
+    whole, by_tables, by_turns = (
+        np.asarray(how(LOGITS, given, last)) for how, given in ((edit, args), (edit, tabled), (edit_by_turns, args))
+    )
+    assert by_tables.tobytes() == by_turns.tobytes() == whole.tobytes()
 
 
 @settings(max_examples=examples(50), deadline=None)
@@ -111,7 +122,7 @@ def test_any_number_of_pairs_has_one_of_two_shapes():
         return {array.shape for array in jax.tree.leaves(there) if array.size >= VOCAB}
 
     rows = PlacedRows(MESH, VOCAB, TABLES)
-    tokens, bans = BiasAndPenalties.fewest, Bans.fewest
+    tokens, bans = BiasAndPenalties().listed(1), Bans().listed(1)
     assert placed(repetition_penalty=2.0) == placed(min_tokens=2, stop_ids=[3]) == {(tokens,), (bans,)}
     many = [placed(bad_words=[(i % VOCAB,) for i in range(number)]) for number in (bans + 1, 3 * PIECE)]
     assert many == [{(1, VOCAB)}] * 2

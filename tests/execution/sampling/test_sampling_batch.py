@@ -92,7 +92,7 @@ def test_stop_tokens_are_banned_until_min_tokens_were_generated():
 
 
 def test_more_bans_than_reserved_still_fit():
-    many = list(range(10, 10 + Bans.fewest + 1))
+    many = list(range(10, 10 + Bans().listed(1) + 1))
     args = sampling_of(request(sequence([1], 0), stop_token_ids=many, min_tokens=5), width=1)
     assert bans(args) == {(0, token) for token in many}
     assert len(arrays_of(args, BannedTokens).row) == PIECE
@@ -171,7 +171,7 @@ def test_a_batch_is_plain_when_nothing_is_filled_or_asked_for(params, plain):
 
 def test_arrays_of_several_replicas_are_padded_to_the_longest_with_pairs_that_count_for_no_row(monkeypatch):
     monkeypatch.setattr("jpaged.execution.sampling.sampling_batch.stack", lambda mesh, each: each)
-    ids = list(range(Bans.fewest + 1))
+    ids = list(range(Bans().listed(4) + 1))
     wide = sampling_of(request(sequence([1], 0), stop_token_ids=ids, min_tokens=5, temperature=0.0))
     short = sampling_of(request(sequence([1], 0), stop_token_ids=[7], min_tokens=5, temperature=0.0))
     first, second, third = of_all(None, [short, wide, sampling_of(asking())], VOCAB)

@@ -33,7 +33,8 @@ from .weights import Converter, Padded, as_stored, pad_rows
 LiveRows: TypeAlias = Int[Array, ""] | None
 """Number of rows, the first ones, that are a step's tokens or samples; products of the others may be 0. None: all."""
 
-Rows, Made = TypeVar("Rows"), TypeVar("Made")
+Rows = TypeVar("Rows")
+Made = TypeVar("Made")
 
 
 def in_turn(

@@ -120,8 +120,8 @@ def tiling(tokens: int, embed: int, mlp: int, matrices: int, experts: int, biase
     if chunk == 0 or embed % SUBLANES or mlp % LANES:
         return None
     embed = -(-embed // LANES) * LANES  # as it lies in VMEM
-    # A chunk's tokens, its results, in two buffers, its sum, and the compiler's temporaries as large as the sum, of which
-    # it makes two. For each expert its shares, its tokens' numbers, and a temporary; and its biases, in two buffers.
+    # A chunk's tokens, its results, in two buffers, its sum, and the compiler's temporaries as large as the sum, two of
+    # them. For each expert its shares, its tokens' numbers, and a temporary; and its biases, in two buffers.
     of_biases = 4 * -(-biased // SUBLANES) * SUBLANES * ((matrices - 1) * mlp + embed)
     kept = (2 + 2 * 2 + 3 * 4) * embed * chunk + 12 * experts * chunk + SPARE_BYTES + of_biases
     column = matrices * embed * 2
@@ -185,8 +185,9 @@ def expert_mlps(
                 *(pl.BlockSpec((None, *one.shape[1:]), lambda i, number, *_: (number[0], 0, 0)) for one in added),
             ],
             out_specs=pl.BlockSpec((chunk, embed), lambda i, *_: (i, 0)),
-            # In order: tokens and shares; the buffers of pieces; the sum; each expert's tokens by their number among them; how often
-            # a token met a number that is not finite; experts with tokens; a semaphore for each buffer and matrix.
+            # In order: tokens and shares; the buffers of pieces; the sum; each expert's tokens by their number among
+            # them; how often a token met a number that is not finite; experts with tokens; a semaphore for each buffer
+            # and matrix.
             scratch_shapes=[
                 pltpu.VMEM((chunk, embed), x.dtype),
                 pltpu.VMEM((of, chunk), share.dtype),

@@ -9,7 +9,7 @@ other processes, step dumps, and the choice of the sampler without edits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import jax.numpy as jnp
@@ -111,7 +111,7 @@ class Edit(ABC, Generic[A]):
     def filled(self, arrays: A, blank: A, **columns: np.ndarray) -> A:
         """Return the arrays with these lists of pairs, all of one length, and padding."""
         number, room = len(next(iter(columns.values()))), self.num_pairs(blank)
-        return self.resized(arrays._replace(**columns), blank, room if number <= room else -(-number // PIECE) * PIECE)
+        return self.resized(_with(arrays, columns), blank, room if number <= room else -(-number // PIECE) * PIECE)
 
     def in_turns(self, turn: Callable[[C, A], C], carry: C, arrays: A) -> C:
         """Call `turn` with the lists of pairs, `TURN` of them at a time, as far as any replica has some, on the device.
@@ -124,7 +124,7 @@ class Edit(ABC, Generic[A]):
 
         def take(i: Array, carry: C) -> C:
             some = (lax.dynamic_slice_in_dim(of, i * size, size) for of in lists)
-            return turn(carry, arrays._replace(**dict(zip(self.pairs, some, strict=True))))
+            return turn(carry, _with(arrays, dict(zip(self.pairs, some, strict=True))))
 
         return lax.fori_loop(0, -(-number // size), take, carry)
 
@@ -135,7 +135,7 @@ class Edit(ABC, Generic[A]):
             nothing, values = getattr(blank, name), getattr(arrays, name)[..., start : start + size]
             columns[name] = np.full((*values.shape[:-1], size), nothing.flat[0], nothing.dtype)
             columns[name][..., : values.shape[-1]] = values
-        return arrays._replace(**columns)
+        return _with(arrays, columns)
 
     def table(self, seqs: int, vocab_size: int) -> Table:
         """Return the table of no pairs, on the device."""
@@ -151,7 +151,12 @@ class Edit(ABC, Generic[A]):
 
     def with_table(self, arrays: A, table: Table) -> A:
         """Return the arrays with a table for lists of pairs: rows and tokens are None."""
-        return arrays._replace(**dict.fromkeys(self.pairs) | table)
+        return _with(arrays, dict.fromkeys(self.pairs) | table)
+
+
+def _with(arrays: Any, some: Mapping[str, Any]) -> Any:
+    """Return the NamedTuple with some of its arrays replaced."""
+    return arrays._replace(**some)
 
 
 def with_rows(blank: HostOrDevice, rows: Sequence[int], values: Iterable[Any]) -> np.ndarray:

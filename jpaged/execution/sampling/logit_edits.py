@@ -222,9 +222,10 @@ class Bans(Edit[BannedTokens]):
         return {"after": table["after"].at[banned].set(True, mode="drop")}
 
 
-def _banned(arrays: BannedTokens, last: Int[Array, " seqs"]) -> tuple[Array, HostOrDevice | None]:
+def _banned(arrays: BannedTokens, last: Int[Array, " seqs"]) -> tuple[Array, HostOrDevice]:
     """Return rows and tokens of the pairs that are banned after each row's pending token; rows of others are out of
     range."""
+    assert arrays.row is not None and arrays.token is not None, "they are no table"
     applies = (arrays.after < 0) | (arrays.after == of_row(last, arrays.row))
     return jnp.where(applies, arrays.row, NO_ROW), arrays.token
 

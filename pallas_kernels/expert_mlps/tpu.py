@@ -120,8 +120,9 @@ def tiling(tokens: int, embed: int, mlp: int, matrices: int, experts: int, biase
     if chunk == 0 or embed % SUBLANES or mlp % LANES:
         return None
     embed = -(-embed // LANES) * LANES  # as it lies in VMEM
-    # A chunk's tokens, its results, in two buffers, its sum, and the compiler's temporaries as large as the sum, two of
-    # them. For each expert its shares, its tokens' numbers, and a temporary; and its biases, in two buffers.
+    # A chunk's tokens, its results, in two buffers, its sum, and the compiler's temporaries as large as the sum, of
+    # which it makes two. For each expert its shares, its tokens' numbers, and a temporary; and its biases, in two
+    # buffers.
     of_biases = 4 * -(-biased // SUBLANES) * SUBLANES * ((matrices - 1) * mlp + embed)
     kept = (2 + 2 * 2 + 3 * 4) * embed * chunk + 12 * experts * chunk + SPARE_BYTES + of_biases
     column = matrices * embed * 2
@@ -187,7 +188,7 @@ def expert_mlps(
             out_specs=pl.BlockSpec((chunk, embed), lambda i, *_: (i, 0)),
             # In order: tokens and shares; the buffers of pieces; the sum; each expert's tokens by their number among
             # them; how often a token met a number that is not finite; experts with tokens; a semaphore for each buffer
-            # and matrix.
+            # and matrix, and one for tokens and one for shares.
             scratch_shapes=[
                 pltpu.VMEM((chunk, embed), x.dtype),
                 pltpu.VMEM((of, chunk), share.dtype),
@@ -323,13 +324,14 @@ def _kernel(
         return jnp.sum(jnp.where(mine, share[pl.ds(first[0] + expert, 1), :], 0), axis=1, keepdims=True)
 
     # Tokens and shares arrive with the first pieces and not before them, as a launch's blocks would.
+    # A single chunk is copied whole: its tokens may fill no tile, and a slice would have to.
     chunk = pl.ds(pl.multiple_of(turn * tokens, tokens), tokens)
-    of_tokens = pltpu.make_async_copy(all_x.at[chunk], x, is_given.at[0])
+    of_chunk = all_x if all_x.shape[0] == tokens else all_x.at[chunk]
+    of_tokens = pltpu.make_async_copy(of_chunk, x, is_given.at[0])
     of_shares = pltpu.make_async_copy(all_share.at[turn], share, is_given.at[1])
     of_shares.start()
     of_tokens.start()
-    for unit in range(buffers - 1):
-        start(unit)
+    pl.loop(0, buffers - 1)(start)  # a loop, before which the compiler starts what is started before it
     of_shares.wait()
     total[...] = jnp.zeros_like(total)
     if not takes_all:

@@ -27,9 +27,30 @@ from pallas_kernels.recurrent.recurrence import Recurrence
 from pallas_kernels.recurrent.tpu_ring import PIECE_BYTES, Cell
 
 
-def _column(row: jax.Array) -> jax.Array:
+def column(row: jax.Array) -> jax.Array:
     """Return 128 rows; row i holds lane i of `row`, ``[1, 128]``, in all its lanes."""
     return jnp.broadcast_to(row, (LANES, LANES)).T
+
+
+def column_by_product(row: jax.Array) -> jax.Array:
+    """Return `column` of a finite row by a product with ones, exact for numbers of 2^-100 and more.
+
+    A float32 is cut into three numbers of eight bits, which bfloat16 holds; their sum is exact in any order. It comes
+    some hundred cycles after its row, where a transposition comes sooner but occupies its unit for 64.
+    """
+    high = _cut(row)
+    middle = _cut(row - high)
+    part = jax.lax.broadcasted_iota(jnp.int32, (SUBLANES, LANES), 0)
+    parts = jnp.where(part == 0, high, jnp.where(part == 1, middle, jnp.where(part == 2, row - high - middle, 0)))
+    ones = jnp.ones(parts.shape, jnp.bfloat16)
+    by_part = (((0,), (0,)), ((), ()))
+    return jax.lax.dot_general(parts.astype(jnp.bfloat16), ones, by_part, preferred_element_type=jnp.float32)
+
+
+def _cut(numbers: jax.Array) -> jax.Array:
+    """Return float32 without the bits that bfloat16 lacks; XLA may take a conversion there and back for none."""
+    bits = jax.lax.bitcast_convert_type(numbers, jnp.uint32)
+    return jax.lax.bitcast_convert_type(bits & jnp.uint32(0xFFFF0000), jnp.float32)
 
 
 def begin_scan(tokens, out, scratch):
@@ -39,7 +60,7 @@ def begin_scan(tokens, out, scratch):
         tiles = n // LANES
         for group in range(groups):
             for tile in range(tiles):
-                columns[group, pl.ds(tile * LANES, LANES)] = _column(given[pl.ds(group * tiles + tile, 1)])
+                columns[group, pl.ds(tile * LANES, LANES)] = column(given[pl.ds(group * tiles + tile, 1)])
     out[...] = jnp.zeros(out.shape, out.dtype)
 
 
@@ -74,9 +95,10 @@ def update_delta(piece, number, tokens, constants, out, scratch, *, heads, size)
     tokens: queries, keys, values, decays, rates, one row per head.
     """
     queries, keys, values, decays, rates = tokens
+    as_column = column_by_product if heads >= BY_PRODUCT else column
     for nth in range(heads):
         head = pl.ds(number * heads + nth, 1)
-        key, query = (_column(of[head])[:size] for of in (keys, queries))
+        key, query = (as_column(of[head])[:size] for of in (keys, queries))
         state = decays[head] * piece.read(nth * size, size)
         said = jnp.sum(key * state, axis=0, keepdims=True)
         state += key * (rates[head] * (values[head] - said))
@@ -106,6 +128,12 @@ def update_conv(piece, number, tokens, constants, out, scratch, *, width, silu):
     out[...] = y * jax.nn.sigmoid(y) if silu else y
 
 
+SUBLANES = 8
+"""Rows of a register of float32."""
+BY_PRODUCT = 16
+"""Heads of a piece from which on their columns come by products: one after the other, while others are updated."""
+DELTA_BYTES = 2**20
+"""Most bytes of a piece of the gated delta rule: as many heads as make the products' latency short next to them."""
 SPAN = 64
 """Most rows of 128 channels that are updated together; more would not leave room in the registers."""
 
@@ -155,7 +183,7 @@ def delta(place: StatePlace, q: Array, k: Array, v: Array, log_decay: Array, bet
     heads, size, width = place.shape
     if width != LANES or size % ROW_TILE or size > LANES or place.dtype != jnp.float32:
         return None
-    together = _most(heads, size * LANES * 4)
+    together = _most(heads, size * LANES * 4, DELTA_BYTES)
     q, k = (jnp.pad(of.astype(jnp.float32), ((0, 0), (0, 0), (0, LANES - size))) for of in (q, k))
     decay, beta = (jnp.broadcast_to(of[..., None], v.shape) for of in (jnp.exp(log_decay.astype(jnp.float32)), beta))
     update = partial(update_delta, heads=together, size=size)
@@ -171,7 +199,7 @@ def _of_channels(place, decay, inputs, b, c, rates, skip) -> Cell | None:
     if channels % (LANES * groups) or rows // groups % ROW_TILE or place.dtype != jnp.float32:
         return None
     span = max(of for of in range(ROW_TILE, SPAN + 1, ROW_TILE) if rows // groups % of == 0)
-    together = _most(n, rows * LANES * 4)
+    together = _most(n, rows * LANES * 4, PIECE_BYTES)
     tiles = -(-n // LANES)
     of_states = (_in_tiles(of.astype(jnp.float32), tiles) for of in (b, c))
     update = partial(update_scan, states=together, rows=rows, groups=groups, span=span)
@@ -214,9 +242,9 @@ def _is_float(place: StatePlace) -> bool:
     return place.dtype in (jnp.float32, jnp.bfloat16)
 
 
-def _most(number: int, each: int) -> int:
-    """Return the largest divisor of `number` so that that many items of `each` bytes fit in a piece, or 1."""
-    most = max(1, PIECE_BYTES // each)
+def _most(number: int, each: int, piece: int) -> int:
+    """Return the largest divisor of `number` so that that many items of `each` bytes fit in `piece` bytes, or 1."""
+    most = max(1, piece // each)
     return max(of for of in range(1, number + 1) if number % of == 0 and of <= most)
 
 

@@ -120,7 +120,7 @@ class _Core:
         self.counted = Run()
         self.memory: dict[int, Any] = {}
         self.flags: defaultdict[int, int] = defaultdict(int)
-        self.queues: dict[str, Any] = {}
+        self.queues: dict[str, list[Any]] = {}
         self.in_flight: list[tuple[float, int, int]] = []  # (end, semaphore, granules)
         self.engine_free = 0.0
         self.values: Values = [Unknown(f"{name} was never written") for name in schedule.names]
@@ -227,7 +227,8 @@ class _Core:
                 elif kind == "core":
                     new = self.core
                 elif kind == "pop":
-                    new = self.queues.get(new, Unknown(f"{new} was never computed"))
+                    queue = self.queues.get(new)
+                    new = queue.pop(0) if queue else Unknown(f"{new} was never computed")
             elif otherwise is not None:
                 new = otherwise(values)
             else:
@@ -285,9 +286,10 @@ class _Core:
                 raise SimulationError(f"bundle {at:#x}: a semaphore is not zero where its use begins or ends: {text}")
         elif kind == "flag":
             self._settle(self.now)
-            self.queues[given["name"]] = self.flags[_decided(given["flag"](values))]
+            self.queues[given["name"]] = [self.flags[_decided(given["flag"](values))]]
         elif kind == "divide":
-            self.queues[given["name"]] = _divide(given["number"](values), given["by"](values), given["remainder"])
+            numbers = given["number"](values), given["by"](values)
+            self.queues[given["name"]] = [_divide(*numbers, remainder) for remainder in given["remainders"]]
         elif kind == "halt":
             raise SimulationError(f"bundle {at:#x}: the kernel halts: {effect.what}")
         return None

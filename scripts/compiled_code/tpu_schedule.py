@@ -228,7 +228,10 @@ class _Reader:
             return effect("store", address=self._address(parts[0]), value=self._value(parts[1].lstrip(", ")))
         if op.startswith("sdivrem."):
             number, by = (self._value(part) for part in parts[:2])
-            return effect("divide", name=results.strip(), number=number, by=by, remainder="kRem" in raw)
+            kinds = [kind for kind in _QUOTIENTS if f"/* {kind} */" in raw]
+            if not kinds:
+                raise ValueError("a division without its kind")
+            return effect("divide", name=results.strip(), number=number, by=by, remainders=_QUOTIENTS[kinds[0]])
         if op.rstrip(".") == "dma.done.wait":
             return effect("wait", flag=self._value(parts[0]), amount=self._value(parts[1]))
         if op.startswith("dma."):
@@ -338,6 +341,8 @@ class _Reader:
         return first
 
 
+_QUOTIENTS = {"kDiv": (False,), "kRem": (True,), "kDivAndRem": (False, True)}
+"""Which results of a division its pops get, in their order: quotients, or (True) remainders."""
 _FLAGS = ("vsyncadd", "vsyncpa", "vsyncmov", "vpop.sfrf")
 """Instructions of the vector unit's name that work on semaphores."""
 

@@ -35,8 +35,11 @@ DECODES = [Run(3, (1,), (3,)), Run(NEW, (1,), (0,)), Run(7, (1,), (-1,)), Run(6,
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    """Pieces of 16 KB, so that small states have several, and turns of two tokens, so that few decodes have several."""
+    """Pieces of 16 KB, so that small states have several, and turns of two tokens, so that few decodes have several;
+    columns of the few heads of a piece by products, as of many."""
     monkeypatch.setattr(tpu, "PIECE_BYTES", 16 * 1024)
+    monkeypatch.setattr(tpu, "DELTA_BYTES", 16 * 1024)
+    monkeypatch.setattr(tpu, "BY_PRODUCT", 1)
     monkeypatch.setattr(tpu_ring, "MOST_TURN", 2)
 
 
@@ -60,6 +63,15 @@ def test_states_go_piece_by_piece(name, pieces):
     operands, constants = (tuple(map(jnp.asarray, each)) for each in given_operands(name))
     _, cell = described(tpu, name, fresh_view(name), operands, constants)
     assert cell.pieces == pieces
+
+
+def test_columns_by_products_are_exact():
+    """Numbers of all sizes whose last parts are no denormals; compiled, as XLA may leave conversions out."""
+    random = np.random.default_rng(0)
+    row = np.ldexp(random.normal(size=(1, 128)), random.integers(-95, 120, (1, 128))).astype(np.float32)
+    found = jax.jit(tpu.column_by_product)(row)
+    np.testing.assert_array_equal(found, np.broadcast_to(row.T, (128, 128)))
+    np.testing.assert_array_equal(found, tpu.column(row))
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -204,6 +204,17 @@ def test_a_grid_that_is_divided_takes_as_long_as_its_slowest_core_and_moves_the_
     assert done.cycles == pytest.approx(one.cycles, abs=1.01) and one.read == {1: 1025 * 32}
 
 
+@pytest.mark.parametrize(("kind", "granules"), [("kDiv", 5), ("kRem", 2), ("kDivAndRem", 5 * 2)])
+def test_a_division_gives_its_quotient_then_its_remainder(kind, granules):
+    results = ["%s6_s6 = spop.drf %5", "%s7_s7 = spop.drf %5" if kind == "kDivAndRem" else "%s7_s7 = smov 1"]
+    product = "%s8_s8 = smul.u32 %s6_s6, %s7_s7"
+    division = f"%5 = sdivrem.u32 17, 3 /* {kind} */"
+    assert (
+        run(BOTH, division, *results, product, READ.format("", "%s8_s8", ""), *wait_for(granules)).moved
+        == 32 * granules
+    )
+
+
 def test_a_sabotaged_kernel_has_another_figure_or_is_an_error():
     turn = [READ.format("", 256, ""), *wait_for(256)]
     whole = run(BOTH, *turn, *turn)

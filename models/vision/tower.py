@@ -28,9 +28,9 @@ from jpaged.model_api import (
 
 from .. import weights as convert
 from ..attention import Heads, plainly
-from ..encoder import ROWS_AT_ONCE, EncoderLayer, EncoderSpec
+from ..encoder import EncoderLayer, EncoderSpec
 from ..layers import ACTIVATIONS, LayerNorm, RMSNorm
-from ..linear import Linear, LiveRows, in_turn
+from ..linear import Linear, LiveRows
 from ..rope import Rotary
 from ..stack import LayerStack
 
@@ -171,13 +171,9 @@ class SquareMerger(nnx.Module):
 
     def __call__(self, x: Float[Array, "patches embed"], live_rows: LiveRows) -> Float[Array, "features width"]:
         """Return a vector for each square; `live_rows` counts squares."""
-        squares = x.reshape(len(x) // self.merge, self.merge, -1)
-        return in_turn(self._merged, ROWS_AT_ONCE // self.merge, squares, live_rows)
-
-    def _merged(self, x: Float[Array, "squares merge embed"], live_rows: LiveRows) -> Float[Array, "squares width"]:
         if self.norm is not None and not self.of_squares:
             x = self.norm(x)
-        x = x.reshape(len(x), -1)
+        x = x.reshape(len(x) // self.merge, -1)
         if self.norm is not None and self.of_squares:
             x = self.norm(x)
         return self.down(ACTIVATIONS[self.activation](self.up(x, live_rows)), live_rows)

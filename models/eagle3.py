@@ -35,10 +35,10 @@ from .rope import rotary_from_config
 from .stack import Shared
 from .token_before import memory_of_head, take_previous, without_first
 
-_OTHER_LAYOUTS = {"norm_before_residual": False, "norm_output": False, "attention_bias": False, "mlp_bias": False}
-"""Fields that change the layer, with the value that published EAGLE-3 heads have where they say nothing."""
-
-_OTHER_NESTED = {
+_OTHER_LAYOUTS = {
+    "attention_bias": False,
+    "mlp_bias": False,
+    "logit_scale": 1,
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True,
@@ -46,7 +46,16 @@ _OTHER_NESTED = {
     "next_layer_regular": True,
     "parallel_draft_step": 1,
 }
-"""Fields of ``eagle_config``, where NVIDIA's ModelOpt says what its heads are like, with the value of this layout."""
+"""Fields that change the head, those of NVIDIA's ModelOpt too, with the only value that is supported, which they have
+where a config says nothing."""
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    """Return a head's own fields, those of ``eagle_config`` (NVIDIA's heads) among them: `_OTHER_LAYOUTS`, and the
+    norms that a head may have, as vLLM reads them."""
+    names = (*_OTHER_LAYOUTS, "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    said = {name: getattr(config, name, None) for name in names} | (getattr(config, "eagle_config", None) or {})
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def is_eagle3_head(config: Any) -> bool:
@@ -60,7 +69,8 @@ class Eagle3Head(nnx.Module):
 
     Parameters: fc [taps * target width, width]; input_norm (of embeddings), hidden_norm, post_norm, norm [width];
     attention, whose input is both normed; mlp; lm_head [draft vocab, width]; draft_ids [vocab], the row of each token
-    in it, -1 = none; embed_tokens [vocab, width], the model's unless the folder has one.
+    in it, -1 = none; embed_tokens [vocab, width], the model's unless the folder has one. With ``norm_before_fc`` also
+    joined_norm [taps * target width], with ``fc_norm`` state_norms [target width], one of each state, before ``fc``.
 
     Raises:
         ValueError: the config asks for another layout or number of layers.
@@ -73,13 +83,10 @@ class Eagle3Head(nnx.Module):
     def __init__(self, config: Any, build: BuildContext):
         if build.expert_parallel:
             raise ValueError("enable_expert_parallel=True, but an EAGLE-3 head has no experts")
+        own = {"num_hidden_layers": config.num_hidden_layers, **_fields(config)}
         for name, only in {"num_hidden_layers": 1, **_OTHER_LAYOUTS}.items():
-            if getattr(config, name, only) != only:
-                raise ValueError(f"{name}={getattr(config, name)} is not supported of an EAGLE-3 head; only {only}")
-        nested = getattr(config, "eagle_config", None) or {}
-        for name, only in _OTHER_NESTED.items():
-            if nested.get(name) not in (None, only):
-                raise ValueError(f"eagle_config.{name}={nested[name]} is not supported of an EAGLE-3 head; only {only}")
+            if own.get(name, only) != only:
+                raise ValueError(f"{name}={own[name]} is not supported of an EAGLE-3 head; only {only}")
         size, eps, self.vocab_size = config.hidden_size, config.rms_norm_eps, config.vocab_size
         self.draft_vocab_size = getattr(config, "draft_vocab_size", None) or config.vocab_size
         heads = Heads.of_config(config, build)
@@ -89,14 +96,20 @@ class Eagle3Head(nnx.Module):
         self.rotary = rotary_from_config(config, heads.head_dim, longest=build.longest)
         # Next to the other fields they are layers that states enter, as in vLLM; ModelOpt names those that they leave.
         self.given_taps = tuple(getattr(config, "eagle_aux_hidden_state_layer_ids", None) or ()) or tuple(
-            layer + 1 for layer in nested.get("eagle_aux_hidden_state_layer_ids") or ()
+            layer + 1 for layer in own.get("eagle_aux_hidden_state_layer_ids") or ()
         )
         target = getattr(config, "target_hidden_size", None) or size
-        self.states = len(self.given_taps or (0, 0, 0)) * target
+        number = len(self.given_taps or (0, 0, 0))
+        self.states = number * target
         self.size, self.shards = size, build.tensor_parallel
+        self.adds_normed, self.hands_on_normed = (
+            bool(own.get(name)) for name in ("norm_before_residual", "norm_output")
+        )
 
         by_rows = P(TENSOR_AXIS, None)
         self.embed_tokens = Embedding(padded(self.vocab_size, self.shards), size, build, partition=by_rows)
+        self.joined_norm = RMSNorm(self.states, eps, build) if own.get("norm_before_fc") else None
+        self.state_norms = nnx.List(RMSNorm(target, eps, build) for _ in range(number if own.get("fc_norm") else 0))
         self.fc = Linear(self.states, size, build, partition=P(None, None))
         self.input_norm, self.hidden_norm = RMSNorm(size, eps, build), RMSNorm(size, eps, build)
         self.attention = Attention(size, heads, build, scale=heads.head_dim**-0.5, inputs=2 * size)
@@ -124,17 +137,28 @@ class Eagle3Head(nnx.Module):
     ) -> tuple[Float[Array, "tokens embed"], Any]:
         """Return the final-norm hidden states of every token and the updated cache; see `DraftHead` for `target`."""
         embedded = self.embed_tokens(tokens)
-        kept = jnp.zeros_like(embedded) if target is None else self.fc(target, live_rows)
+        kept = jnp.zeros_like(embedded) if target is None else self.fc(self._normed(target), live_rows)
         cache, before = take_previous(cache, attend, kept)
-        joined = jnp.concatenate([self.input_norm(embedded), self.hidden_norm(before)], axis=-1)
+        normed = self.hidden_norm(before)
+        joined = jnp.concatenate([self.input_norm(embedded), normed], axis=-1)
         shared = Shared({"full": self.rotary.tables(jnp.maximum(positions - 1, 0))}, live_rows)
         within = without_first(attend, positions)
         mixed, cache = self.attention(joined, shared, cache, LayerRef("full", 0), within)
-        hidden = before + mixed
+        hidden = (normed if self.adds_normed else before) + mixed
         hidden = hidden + self.mlp(self.post_norm(hidden), live_rows)
+        out = self.norm(hidden)
         if target is None:  # the next draft's layer reads this state in the place of a joined one
-            cache, _ = take_previous(cache, attend, hidden)
-        return self.norm(hidden), cache
+            cache, _ = take_previous(cache, attend, out if self.hands_on_normed else hidden)
+        return out, cache
+
+    def _normed(self, target: Float[Array, "tokens states"]) -> Float[Array, "tokens states"]:
+        """Return the model's states as ``fc`` takes them."""
+        if self.joined_norm is not None:
+            target = self.joined_norm(target)
+        if not self.state_norms:
+            return target
+        each = jnp.split(target, len(self.state_norms), axis=-1)
+        return jnp.concatenate([norm(x) for norm, x in zip(self.state_norms, each, strict=True)], axis=-1)
 
     def logits(self, hidden: Float[Array, "seqs embed"], live_rows: LiveRows = None) -> Float[Array, "seqs vocab"]:
         """Return logits of the model's tokens, -inf of those that are not in the head's vocabulary."""
@@ -149,6 +173,11 @@ class Eagle3Head(nnx.Module):
         size, layer = self.size, "midlayer"
         rows = convert.vocab_rows(self.vocab_size, self.embed_tokens.weight.shape[0])
         yield from self.embed_tokens.weights(("embed_tokens",), "embed_tokens", rows)
+        if self.joined_norm is not None:
+            yield from self.joined_norm.weights(("joined_norm",), "input_norm")
+        for number, norm in enumerate(self.state_norms):
+            place: Any = ("state_norms", number)
+            yield from norm.weights(place, f"fc_norm.{number}")
         yield from self.fc.weights(("fc",), ("fc",), None, convert.linear(self.states, size))
         yield from self.input_norm.weights(("input_norm",), f"{layer}.input_layernorm")
         yield from self.hidden_norm.weights(("hidden_norm",), f"{layer}.hidden_norm")

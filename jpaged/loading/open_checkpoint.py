@@ -293,6 +293,9 @@ def _of_config(file: Path, language_model_only: bool) -> Described:
     with tempfile.TemporaryDirectory() as folder:  # transformers reads no file of another name
         (Path(folder) / "config.json").write_bytes(file.read_bytes())
         config, family = described(Path(folder), file, language_model_only=language_model_only)
+    inner = config.get_text_config()
+    if not hasattr(inner, "tie_word_embeddings"):  # the whole model's field says it, as of Qwen3-VL
+        inner.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
     dtype = getattr(config, "dtype", None)
     held = {"float32": np.float32, "float16": np.float16}.get(str(dtype).removeprefix("torch."), ml_dtypes.bfloat16)
     return Described(config, family, StoredAs(np.dtype(held), method_of(config) is not None), files=file.parent)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from jpaged.execution.device_memory import ProgramSize
 from jpaged.execution.lowering import StepPrograms
@@ -22,17 +23,21 @@ LEAST_CONTRACTED = 16
 
 
 def estimate_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
-    """Estimate what `jpaged.engine.memory_plan.compile_largest` measures, from the widest activations and float32
-    logits."""
-    widths = [_width(leaf) for leaf in jax.tree.leaves(programs.params, is_leaf=_is_tiled)]
+    """Estimate what `jpaged.engine.memory_plan.compile_largest` measures, from the widest activations, those of the
+    encoder's own for its rows, and float32 logits."""
     itemsize = _activations(programs.params).itemsize
-    step = ROWS_HELD * programs.max_num_batched_tokens * max(widths, default=0) * itemsize
+    step = ROWS_HELD * programs.max_num_batched_tokens * _widest(programs.params) * itemsize
     logits = ROWS_HELD * programs.max_num_seqs * -(-programs.vocab_size // programs.spec.shards) * 4
     encoding: tuple[ProgramSize, ...] = ()
     if programs.image_rows is not None:
-        row = ROWS_HELD * programs.image_rows.longest * max(widths, default=0) * itemsize
+        tower = {part: programs.params[part] for part in nnx.merge(programs.graphdef, programs.params).encoder_parts}
+        row = ROWS_HELD * programs.image_rows.longest * _widest(tower) * itemsize
         encoding = (ProgramSize("image encoder", row, 0, 0.0),)
     return ProgramSize("mixed step", step, 0, 0.0), ProgramSize("sampler", logits, 0, 0.0), *encoding
+
+
+def _widest(params: Any) -> int:
+    return max((_width(leaf) for leaf in jax.tree.leaves(params, is_leaf=_is_tiled)), default=0)
 
 
 def _activations(params: Any) -> jnp.dtype:

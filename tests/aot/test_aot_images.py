@@ -63,7 +63,7 @@ def test_layers_that_read_images_add_no_collective_of_another_kind(programs):
 def test_a_published_tower_fits_and_copies_no_pool(name):
     """A v6e has 32 GB, of which the pool here is 8 GiB: with a second one there would be no room for weights. What a
     part hands on is written in place too."""
-    lines = run_program("tpu", "images_program.py", "v6e:2x2", "4", "tpu", name).splitlines()
+    lines = run_program("tpu", "images_program.py", "v6e:2x2", "4", "tpu", name, timeout=3600).splitlines()
     programs = {line["name"]: line for line in map(json.loads, lines)}
     assert programs.keys() == {"encoder", "part of the encoder"}
     assert programs["part of the encoder"]["alias"] > programs["encoder"]["alias"] >= programs["encoder"]["pool"]

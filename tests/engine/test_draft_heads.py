@@ -70,6 +70,7 @@ FAMILIES = {
     "deepseek_v3": {},
     "glm4_moe_lite": {},
     "eagle3": {},
+    "eagle3 with norms": {},
     "assistant": {},
     "dflash": {},
 }
@@ -77,6 +78,10 @@ ON_A_COMMIT = ("qwen3_5", "deepseek_v3", "eagle3", "assistant", "dflash")
 WITHOUT_STATES = ("glm4_moe", "deepseek_v3", "glm4_moe_lite", "eagle3", "assistant", "dflash")
 OF_FOLDERS = {
     "eagle3": (make_model_and_head, Eagle3),
+    "eagle3 with norms": (
+        partial(make_model_and_head, norms=("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")),
+        Eagle3,
+    ),
     "assistant": (make_model_and_assistant, Assistant),
     "dflash": (make_model_and_drafter, DFlash),
 }

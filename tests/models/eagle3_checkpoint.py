@@ -32,19 +32,27 @@ class TorchEagle3(TorchHead):
 
     def hidden(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the state of each token that the layer reads."""
-        return self._times("fc", self.within(tokens))
+        states = self.within(tokens)
+        if self.config.get("norm_before_fc"):
+            states = self._norm("input_norm", states)
+        if self.config.get("fc_norm"):
+            each = states.chunk(len(self.layers), dim=-1)
+            states = torch.cat([self._norm(f"fc_norm.{number}", x) for number, x in enumerate(each)], dim=-1)
+        return self._times("fc", states)
 
     @torch.no_grad()
     def states(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         embedded = self.model.model.embed_tokens(tokens)
         normed = self._norm("midlayer.input_layernorm", embedded), self._norm("midlayer.hidden_norm", hidden)
-        hidden = hidden + self._attention(torch.cat(normed, dim=-1))
+        kept = normed[1] if self.config.get("norm_before_residual") else hidden
+        hidden = kept + self._attention(torch.cat(normed, dim=-1))
         x = self._norm("midlayer.post_attention_layernorm", hidden)
         gate, up = (self._times(f"midlayer.mlp.{name}_proj", x) for name in ("gate", "up"))
-        return hidden + self._times("midlayer.mlp.down_proj", torch.nn.functional.silu(gate) * up)
+        hidden = hidden + self._times("midlayer.mlp.down_proj", torch.nn.functional.silu(gate) * up)
+        return self._norm("norm", hidden) if self.config.get("norm_output") else hidden
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        own = self._times("lm_head", self._norm("norm", states))
+        own = self._times("lm_head", states if self.config.get("norm_output") else self._norm("norm", states))
         if "d2t" not in self.tensors:
             return own
         logits = torch.full((len(states), self.config["vocab_size"]), -torch.inf)
@@ -74,13 +82,20 @@ class TorchEagle3(TorchHead):
 
 
 def make_model_and_head(
-    folder: Path, head: Path, *, layers: list[int] | None = LAYERS, draft_vocab: int | None = 150, **changes: Any
+    folder: Path,
+    head: Path,
+    *,
+    layers: list[int] | None = LAYERS,
+    draft_vocab: int | None = 150,
+    norms: tuple[str, ...] = (),
+    **changes: Any,
 ) -> TorchEagle3:
     """Save a tiny model and a random head for it.
 
     Args:
         layers: those that the head's config names; None = it names none.
         draft_vocab: tokens in the head's vocabulary; None = all.
+        norms: fields of its config that say of further norms.
         changes: of the model's config.
     """
     model = make_checkpoint("llama", folder, **changes)
@@ -99,6 +114,7 @@ def make_model_and_head(
         "rope_theta": 2e4,
         "tie_word_embeddings": False,
     }
+    config |= dict.fromkeys(norms, True)
     if draft_vocab is not None:
         config["draft_vocab_size"] = draft_vocab
     if layers is not None:
@@ -115,10 +131,14 @@ def make_model_and_head(
         "midlayer.mlp.down_proj": (size, 101),
         "lm_head": (draft_vocab or vocab, size),
     }
-    norms = [f"midlayer.{n}" for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm")]
+    of_layer = [f"midlayer.{n}" for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm")]
     tensors = {f"{name}.weight": torch.randn(shape) * shape[-1] ** -0.5 for name, shape in shapes.items()}
     tensors["lm_head.weight"] *= 3
-    tensors |= {f"{name}.weight": 1 + 0.2 * torch.randn(size) for name in (*norms, "norm")}
+    tensors |= {f"{name}.weight": 1 + 0.2 * torch.randn(size) for name in (*of_layer, "norm")}
+    if "norm_before_fc" in norms:
+        tensors["input_norm.weight"] = 1 + 0.2 * torch.randn(3 * size)
+    if "fc_norm" in norms:
+        tensors |= {f"fc_norm.{number}.weight": 1 + 0.2 * torch.randn(size) for number in range(3)}
     if draft_vocab is not None:
         tokens = torch.randperm(vocab)[:draft_vocab].sort().values
         tensors["d2t"] = tokens - torch.arange(draft_vocab)

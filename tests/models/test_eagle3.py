@@ -20,14 +20,19 @@ TOKENS = np.random.default_rng(6).integers(3, 211, 45)
 OPTIONS = dict.fromkeys(("revision", "download_dir", "quantization", "compact_tiles")) | {"language_model_only": False}
 
 
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm")
+
+
 @pytest.mark.parametrize(
-    ("layers", "draft_vocab", "own"),
-    [(None, 150, False), pytest.param([5, 0, 6], None, True, marks=pytest.mark.nightly)],
+    ("layers", "draft_vocab", "own", "norms"),
+    [(None, 150, False, NORMS), pytest.param([5, 0, 6], None, True, (), marks=pytest.mark.nightly)],
 )
-def test_its_logits_are_those_of_the_published_layout(layers, draft_vocab, own, tmp_path):
+def test_its_logits_are_those_of_the_published_layout(layers, draft_vocab, own, norms, tmp_path):
     """The model's own states go in, so that its rounding is not the head's."""
     model, folder = tmp_path / "model", tmp_path / "head"
-    reference = make_model_and_head(model, folder, layers=layers, draft_vocab=draft_vocab, num_hidden_layers=7)
+    reference = make_model_and_head(
+        model, folder, layers=layers, draft_vocab=draft_vocab, norms=norms, num_hidden_layers=7
+    )
     if own:
         embedding = {"embed_tokens.weight": reference.model.model.embed_tokens.weight.detach().clone()}
         save_file(load_file(folder / "model.safetensors") | embedding, folder / "model.safetensors")
@@ -98,8 +103,9 @@ def test_layers_that_modelopt_names_are_those_that_states_leave(tmp_path):
     ("changes", "message"),
     [
         ({"num_hidden_layers": 2}, "num_hidden_layers=2 is not supported of an EAGLE-3 head; only 1"),
-        ({"norm_before_residual": True}, "norm_before_residual=True is not supported"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "eagle_config.use_aux_hidden_state=False is not supported"),
+        ({"mlp_bias": True}, "mlp_bias=True is not supported of an EAGLE-3 head; only False"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state=False is not supported"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm=True is not supported"),
         ({"draft_vocab_size": 160}, "vocab_size=160 in the config, but only 150 rows are stored"),
         ({"vocab_size": 300}, "a head for 300 tokens, and the model has 211"),
         ({"target_hidden_size": 64}, "reads 192 numbers of each token, and the model's 3 states have 288"),

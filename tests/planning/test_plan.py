@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
@@ -241,6 +242,20 @@ def test_a_tower_is_planned_for_the_largest_picture_that_the_processor_makes(no_
     (tmp_path / "processor_config.json").unlink(missing_ok=True)
     (tmp_path / "preprocessor_config.json").unlink(missing_ok=True)
     assert plan(str(tmp_path), "l4", **sizes).row_lengths[-1] == 4 * 512
+
+
+def test_the_estimate_of_a_tower_does_not_grow_with_the_text_model(no_compiler, in_process, tmp_path):
+    """The config alone is planned. Next to a wider text model no picture is encoded in parts, so none is kept."""
+    make_qwen("qwen3_vl", tmp_path)
+    config, encoders = json.loads((tmp_path / "config.json").read_text()), []
+    for number, times in enumerate((1, 64)):
+        config["text_config"]["intermediate_size"] *= times
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(config))
+        made = plan(str(file), "l4", context=64, concurrency=2, **SIZES)
+        (encoder,) = (program for program in made.programs if program.name == "image encoder")
+        encoders.append(encoder.temporary_bytes)
+    assert encoders[0] > encoders[1] > 0.5 * encoders[0]
 
 
 def test_a_plan_has_room_for_a_half_encoded_picture(no_compiler, in_process, tmp_path, monkeypatch):

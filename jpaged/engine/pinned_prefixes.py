@@ -353,7 +353,7 @@ class PinnedPrefixes:
         all_pages = replica.memory.layout.num_pages
         pages = 0 if most_share >= 1.0 else self._pages_of_calls(replica)
         is_large = pages > most_share * all_pages
-        if not is_large and _leaves_room(replica):
+        if not is_large and replica.scheduler.admission.leaves_room():
             return None
         with self._change():
             replica.pins.unpin(seq_id)
@@ -408,9 +408,3 @@ def _too_large(replica: Replica, num_tokens: int, pages: int, most_share: float)
         f"large pages pinned, the limit is {most_share:.0%}: unpin prefixes, or raise kv_cache_memory_bytes or "
         "memory_utilization"
     )
-
-
-def _leaves_room(replica: Replica) -> bool:
-    """Tell whether every accepted request can still grow to its full length."""
-    room = replica.scheduler.admission
-    return all(room.is_possible(request, room.lifetime(request)) for request in replica.scheduler.requests)

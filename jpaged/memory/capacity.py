@@ -185,6 +185,16 @@ class CapacityCheck:
         needs = self._missing(self._size(lifetime, pinned_tokens), pinned_tokens)
         return self._fits_empty(needs, self._pinned.num_pages if pinned_pages is None else pinned_pages)
 
+    def pages_alone(self, lifetime: Lifetime) -> int:
+        """Return the large pages of an empty pool that the request takes at its full length."""
+        return self._pages(self._missing(self._size(lifetime), 0))
+
+    @property
+    def num_lasting_pages(self) -> int:
+        """Return how many large pages there are for one request in a pool with nothing but pinned blocks, above the
+        watermark."""
+        return self._layout.num_pages - self.watermark_pages - self._pinned.num_pages
+
     def is_tight(self, lifetime: Lifetime) -> bool:
         """Tell whether the request could fail to fit the same pool where its blocks are not packed.
 
@@ -275,10 +285,13 @@ class CapacityCheck:
 
     def _fits_empty(self, needs: Sequence[int], pinned_pages: int) -> bool:
         """Tell whether so many blocks of each group fit a pool that holds nothing but so many pages."""
-        pages = sum(
+        return self._pages(needs) <= self._layout.num_pages - self.watermark_pages - pinned_pages
+
+    def _pages(self, needs: Sequence[int]) -> int:
+        """Return how many large pages so many blocks of each group fill."""
+        return sum(
             -(-blocks // group.blocks_per_page) for group, blocks in zip(self._layout.groups, needs, strict=True)
         )
-        return pages <= self._layout.num_pages - self.watermark_pages - pinned_pages
 
     def _missing(self, size: _Size, cached_tokens: int) -> list[int]:
         """Return how many blocks of each group a request takes when its first `cached_tokens` tokens have theirs."""

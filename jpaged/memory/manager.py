@@ -605,6 +605,15 @@ class MemoryManager:
         """
         return self._capacity.is_possible(lifetime, pinned_tokens=pinned_tokens, pinned_pages=pinned_pages)
 
+    def pages_alone(self, lifetime: Lifetime) -> int:
+        """Return the large pages that a request takes at its full length, where no prefix of it lies in pinned ones."""
+        return self._capacity.pages_alone(lifetime)
+
+    @property
+    def num_lasting_pages(self) -> int:
+        """Return the most of `pages_alone` for which `is_possible` is true, whatever is pinned of the prompt."""
+        return self._capacity.num_lasting_pages
+
     def is_tight(self, lifetime: Lifetime) -> bool:
         """Tell whether a request is sure to fit the pool alone only if its blocks are packed, see `pack`."""
         return self._capacity.is_tight(lifetime)

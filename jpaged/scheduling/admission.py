@@ -44,7 +44,7 @@ class Admission:
             ValueError: it asks for something that could not be held.
         """
         self._holds.check(request)
-        if not self.is_possible(request, lifetime):
+        if not self._can_grow(request, lifetime):
             layout, width = self._memory.layout, len(request.sequences)
             several = f" in each of {width} sequences" if width > 1 else ""
             raise NoRoom(
@@ -85,6 +85,18 @@ class Admission:
             return True
         pinned = self.pinned_tokens(request)
         return pinned > 0 and self._memory.is_possible(lifetime, pinned_tokens=pinned, pinned_pages=pinned_pages)
+
+    def leaves_room(self) -> bool:
+        """Tell whether every accepted request can still grow to its full length."""
+        return all(map(self._can_grow, self._queues.requests))
+
+    def _can_grow(self, request: Request, lifetime: Lifetime | None = None) -> bool:
+        """Return `is_possible` for a request that was added or restored; what it takes was counted when it was added,
+        as each pinned breakpoint asks for all requests."""
+        pages = request.most_pages
+        if pages is not None and pages <= self._memory.num_lasting_pages:
+            return True
+        return self.is_possible(request, lifetime or self.lifetime(request))
 
     def pinned_tokens(self, request: Request) -> int:
         """Return how many leading tokens of its prompt the request is sure to find in pinned blocks."""

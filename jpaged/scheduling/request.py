@@ -138,6 +138,8 @@ class Request:
             their last, and a vector. A chunk that is computed again replaces its part.
         pause_times: times at which it was preempted and at which it was back in the batch, alternating.
         edits: the edits of logits that it asks for, once a sampler looked: the scheduler does not read them.
+        most_pages: large pages that it takes at most, see `MemoryManager.pages_alone`; None for a restored one,
+            of which it is not known.
         overflow_requests: requests for the outputs that exceed the number of sequences that may run at once. They are
             queued right after it, and are read and aborted together with it.
     """
@@ -181,6 +183,7 @@ class Request:
     num_swaps: int = 0
     pause_times: list[float] = field(default_factory=list)
     edits: tuple[Any, ...] | None = field(default=None, init=False, repr=False)
+    most_pages: int | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         places = places_of(self.asks)

@@ -141,6 +141,7 @@ class Scheduler:
             name = "n" if request.beam is None else "beam_width"
             raise ValueError(f"{name}={width} is above max_num_seqs={self.max_num_seqs}")
         lifetime = self.admission.lifetime(request)
+        request.most_pages = self.memory.pages_alone(lifetime)
         self.admission.check(request, lifetime)
         request.compact_placement = self.memory.is_tight(lifetime)
         if first:

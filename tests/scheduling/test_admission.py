@@ -141,6 +141,17 @@ def test_a_prefix_that_is_cached_but_not_pinned_does_not_count_at_refusal():
         loop.scheduler.add(make_request([*PREFIX, 0], 20, width=2))
 
 
+@pytest.mark.parametrize("output", [4, 5])
+def test_a_pin_leaves_room_if_every_request_can_grow_after_it(output):
+    loop = Loop(make_scheduler(50, prefix_caching=True, budget=256))
+    loop.run(make_request([*PREFIX, 0], 1))
+    loop.scheduler.add(make_request(36, output))  # 10 blocks are left of 50
+    loop.scheduler.add(make_request([*PREFIX, 1], 39))  # more, and 40 of them pinned
+    assert loop.scheduler.admission.leaves_room()
+    assert PinnedSequences(loop.scheduler.memory, 1).pin(-1, PREFIX)
+    assert loop.scheduler.admission.leaves_room() == (output <= 4)
+
+
 def test_a_request_that_asks_for_its_prompts_log_probabilities_computes_a_pinned_prefix_itself():
     loop = pinned_loop(50)
     with pytest.raises(ValueError, match="can never fit"):

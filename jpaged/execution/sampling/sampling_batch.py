@@ -45,7 +45,9 @@ class SamplerRows:
         if rows != self._of:
             self._of, self._kept = rows, {}
             requests = [*step.decodes.requests, *(request for request, _, _ in others)]
-            self._ranked, self._asking = _asked(requests, width)
+            ranked, self._asking = _asked(requests, width)
+            if not np.array_equal(ranked, self._ranked):  # else the devices have it, as none asks in most steps
+                self._ranked = ranked
         position, number = np.zeros(width, np.int32), step.decodes.number
         np.add(step.decodes.starts, 1, out=position[:number])
         if others:

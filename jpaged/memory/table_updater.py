@@ -136,7 +136,10 @@ class TableUpdater:
             if (entry + 1) * size == length or entry in replaced[g] or entry >= len(table):
                 continue
             link = self._cache.chain(sequence, g).links[length // size - 1]
-            if self._cache.twin(g, link) is None:
+            hardly = self._aligned and self._checkpoints.is_unlikely(Guess.AT_END)
+            if self._cache.twin(g, link) is None and self.levels.may_keep_answer(
+                sequence, g, length, is_unlikely=hardly
+            ):
                 needs[g] += 1
                 replaced[g].append(entry)
                 states.append((g, table[entry]))
@@ -323,9 +326,11 @@ class TableUpdater:
             if not is_plain:
                 at = 0 if checkpoints is None else junction
                 hardly = i in unlikely or (checkpoints is not None and self._aligned and checkpoints.is_unlikely(guess))
-                key, protect = levels.ranked(sequence, g, i, key, is_cached=cached, is_unlikely=hardly, junction=at)
+                key, protect = levels.ranked(
+                    sequence, g, i, key, is_cached=cached, is_unlikely=hardly, junction=at, guess=guess
+                )
             release(g, block, key, cached, protect)
-            if checkpoints is not None and guess is not None:
+            if checkpoints is not None and guess is not None and not levels.is_in_use(g, block):
                 checkpoints.left(g, block, guess)
         self._allocator.release_owned(g, owned)
 

@@ -148,10 +148,11 @@ class EvictionLevels:
                 continue
             held = ((o, self._cache.find(o, link)) for o, link in kv)
             seen = self._checkpoints
-            hardly = seen is not None and seen.is_unlikely(guess)
-            if hardly or not any(found is not None and groups[o].ref_count[found] for o, found in held):
+            refuted = seen is not None and seen.is_rarer(guess)
+            if refuted or not any(found is not None and groups[o].ref_count[found] for o, found in held):
                 del self._in_use[g, block]
                 now = EvictionKey(self._next_tick(), key.negative_end)
+                hardly = seen is not None and seen.is_unlikely(guess)
                 self._allocator.requeue(g, block, now.at_level(_lowered(0, hardly)))
                 if guess is not None and seen is not None:
                     seen.left(g, block, guess)

@@ -119,12 +119,13 @@ class TableUpdater:
         return needs, replaced
 
     def add_answer_states(
-        self, sequence: BlockTables, length: int, needs: list[int], replaced: list[list[int]]
+        self, sequence: BlockTables, length: int, taken: list[list[int]], replaced: list[list[int]]
     ) -> list[tuple[int, int]]:
-        """Add to what an append takes a block for each one that holds the state after `length` tokens of an answer,
+        """Add to what an append took a block for each one that holds the state after `length` tokens of an answer,
         which the append would change; return these as (group, block).
 
-        Only tokens that are known name a state: where one of them is in flight, it is not kept.
+        Only tokens that are known name a state: where one of them is in flight, it is not kept. Nor is it where a block
+        of a higher level would be evicted for it, and nothing is preempted for a later request's sake.
         """
         assert self._checkpoints is not None
         states = []
@@ -140,16 +141,12 @@ class TableUpdater:
             if self._cache.twin(g, link) is None and self.levels.may_keep_answer(
                 sequence, g, length, is_unlikely=hardly
             ):
-                needs[g] += 1
-                replaced[g].append(entry)
-                states.append((g, table[entry]))
+                one = [int(other == g) for other in range(len(taken))]
+                if (block := self._allocator.take(one, sequence.request.open_pages)) is not None:
+                    taken[g] += block[g]
+                    replaced[g].append(entry)
+                    states.append((g, table[entry]))
         return states
-
-    def remove_answer_states(self, states: list[tuple[int, int]], needs: list[int], replaced: list[list[int]]) -> None:
-        """Undo `add_answer_states`."""
-        for g, _ in states:
-            needs[g] -= 1
-            replaced[g].pop()
 
     def keep_answer_state(self, sequence: BlockTables, g: int, block: int, length: int) -> None:
         """Cache a block that was replaced as the state after `length` tokens of an answer, in place of the one before.

@@ -15,12 +15,14 @@ from scripts.cases import Row
 PIECE = re.compile(r"\s?\w{1,6}|\s?[^\w\s]|\s+")
 """What stands for a token of a text: up to six letters with the blank before them, a sign, or blanks."""
 
+BLOCK_SIZES = [16, 128]
+
 Served = tuple[list[int], list[int]]
 """The tokens of a prompt, and of its answer."""
 
 
 def block_tails(
-    loads: list[str] | None = None, texts: list[Path] | None = None, block_sizes: list[int] = [16, 128], seeds: int = 3
+    loads: list[str] | None = None, texts: list[Path] | None = None, block_sizes: list[int] = BLOCK_SIZES, seeds: int = 3
 ) -> Iterator[Row]:
     """Prompt tokens found in an endless cache by hits that end with blocks, and by hits that end anywhere.
 

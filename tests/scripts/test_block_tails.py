@@ -20,9 +20,8 @@ def test_hits_at_blocks_lose_what_lies_after_their_last_one():
 
 def test_texts_are_read_in_order(tmp_path):
     path = tmp_path / "asked.jsonl"
-    path.write_text(
-        "".join(json.dumps(line) + "\n" for line in [{"prompt": "a b c", "output": " d"}, {"prompt": "a b c d e"}])
-    )
+    lines = [{"prompt": "a b c", "output": " d"}, {"prompt": "a b c d e"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (row,) = block_tails([], [path], [1])
     assert row["load"] == "asked" and row["at blocks"] == row["anywhere"] == 4 / 8
 

@@ -22,7 +22,10 @@ Served = tuple[list[int], list[int]]
 
 
 def block_tails(
-    loads: list[str] | None = None, texts: list[Path] | None = None, block_sizes: list[int] = BLOCK_SIZES, seeds: int = 3
+    loads: list[str] | None = None,
+    texts: list[Path] | None = None,
+    block_sizes: list[int] = BLOCK_SIZES,
+    seeds: int = 3,
 ) -> Iterator[Row]:
     """Prompt tokens found in an endless cache by hits that end with blocks, and by hits that end anywhere.
 

@@ -132,7 +132,6 @@ def test_another_checkout_builds_the_same_bytes(sdist_file, wheel, tmp_path, mon
     assert built.read_bytes() == wheel[0].read_bytes()
 
 
-@pytest.mark.nightly
 def test_a_wheel_with_loops_compiled_ahead_has_them_and_is_for_one_platform(tmp_path, monkeypatch):
     source, objects = tmp_path / "source", tmp_path / "objects"
     source.mkdir()

@@ -74,7 +74,8 @@ def test_every_commit_measures_what_an_import_takes_against_at_most_twice_the_go
     text = (ROOT / "scripts" / "check_wheel.sh").read_text()
     (limits,) = re.findall(r"import_time\.py\S? --most (\S+) --most-help (\S+)", text)
     assert float(limits[0]) <= 2 * 0.15 and float(limits[1]) <= 2 * 0.4
-    assert "bash scripts/check_wheel.sh" in (ROOT / ".ci" / "run").read_text()
+    assert "bash scripts/check_wheel.sh --pure" in (ROOT / ".ci" / "run").read_text()
+    assert "bash scripts/check_wheel.sh\n" in (ROOT / ".github" / "workflows" / "tests.yml").read_text(), "at night"
 
 
 def test_each_test_that_is_left_to_the_night_is_there():

@@ -27,9 +27,9 @@ def quick_compiler_flags() -> list[str]:
         return [f"--{name}={value}" for name, value in QUICK.items() if text.find(name.encode()) >= 0]
 
 
-def examples(nightly: int) -> int:
-    """Return how many examples a property is tried on, a third of them where the run is not nightly."""
-    return nightly if NIGHTLY else -(-nightly // 3)
+def examples(nightly: int, of: int = 3) -> int:
+    """Return how many examples a property is tried on; where the run is not nightly one `of` so many of them."""
+    return nightly if NIGHTLY else -(-nightly // of)
 
 
 def by_name(cases: Mapping[str, Any], *often: str) -> list[Any]:

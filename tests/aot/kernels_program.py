@@ -1,11 +1,12 @@
 """Compile the kernels for TPU v5e x8 at Llama-3-8B shapes and print what the compiled program needs, as JSON.
 
-Run by `test_aot_kernels.py` inside the environment with libtpu; one program a line.
+Run by `test_aot_kernels.py` inside the environment with libtpu, with names of programs; one a line.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
 from math import prod
 
@@ -15,7 +16,7 @@ LAYERS, KV_HEADS, GROUP, HEAD_DIM, BLOCK = 32, 8, 4, 128, 16
 BLOCKS, SEQS, PAGES, LONG_PAGES = 4096, 64, 512, 8192
 
 
-def main() -> None:
+def main(names: list[str]) -> None:
     mesh = tpu_mesh("v5e:2x4")  # before jax is imported
 
     import jax
@@ -75,14 +76,17 @@ def main() -> None:
         ("mixed, tables in HBM", 1024, {}, local_view, pool, LONG_PAGES),
     )
     for name, tokens, limits, shape, blocks, pages in programs:
+        if name not in names:
+            continue
         q = array((tokens, KV_HEADS, GROUP, HEAD_DIM), jnp.bfloat16, heads)
         kv = array((tokens, KV_HEADS, HEAD_DIM), jnp.bfloat16, heads)
         batch = (ints((tokens,)), ints((SEQS, pages)), ints((SEQS + 1,)), ints((SEQS,)))
         step = partial(writes_and_attention, shape, **limits)
         report(name, step, step_specs, (P(AXIS), heads), (blocks, q, kv, kv, *batch))
     pairs = ints((SEQS,))
-    report("block_copy", copies, (P(AXIS), P(), P()), P(AXIS), (pool, pairs, pairs))
+    if "block_copy" in names:
+        report("block_copy", copies, (P(AXIS), P(), P()), P(AXIS), (pool, pairs, pairs))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -19,7 +19,6 @@ IN_BYTES_OF_BFLOAT16 = ("decode only, window", "two lane tiles, soft cap")
 
 
 OFTEN = (
-    "llama heads",
     "decode only, soft cap and window",
     "images",
     "fp8 of sm_90, padded packed rows, sinks",

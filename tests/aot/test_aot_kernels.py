@@ -10,19 +10,28 @@ from environments import run_case, run_program
 pytestmark = pytest.mark.aot
 
 
+PROGRAMS = {
+    "decode, tables in HBM": True,
+    "mixed, window": True,
+    "mixed, chunks": True,
+    "mixed, int8": True,
+    "block_copy": True,
+    "decode": False,
+    "mixed": False,
+    "mixed, tables in HBM": False,
+}
+"""Whether each change is tested with a program; the others come at night. A plain decode's and a mixed batch's are in
+the steps of `test_aot_step.py`, and the tables of a mixed batch are read as a decode's are."""
+
+
 @pytest.fixture(scope="module")
 def programs():
-    lines = run_program("tpu", "kernels_program.py").splitlines()
+    names = [name for name, often in PROGRAMS.items() if often or thorough.NIGHTLY]
+    lines = run_program("tpu", "kernels_program.py", *names).splitlines()
     return {line["name"]: line for line in map(json.loads, lines)}
 
 
-PROGRAMS = [
-    *("decode", "decode, tables in HBM", "mixed", "mixed, window", "mixed, chunks", "mixed, int8"),
-    *("mixed, tables in HBM", "block_copy"),
-]
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [name if often else thorough.rarely(name) for name, often in PROGRAMS.items()])
 def test_the_pool_is_updated_in_place_on_tpu(programs, name):
     sizes = programs[name]
     assert sizes["alias"] >= sizes["pool"]
@@ -41,15 +50,19 @@ ATTENTION = [
     "tpu7x/llama-3.1-8b/mixed/fp8",
 ]
 """Every target and shape once, and codes with prompts; ``scripts.compiled_code tpu-attention`` compiles all of them."""
-OFTEN = ("v5e/llama-3.1-8b x8/decode", "v5e/gpt-oss-20b/mixed", "v5e/llama-3.1-8b x8/mixed/int8")
+OFTEN = ("v5e/gpt-oss-20b/mixed", "v5e/llama-3.1-8b x8/mixed/int8")
 """Shapes that each change is tested with, for one TPU; the others come at night."""
 SIMULATED = json.loads((Path(__file__).parent / "simulated_kernels.json").read_text(encoding="utf-8"))
 """Microseconds, bytes and share of empty bundles that launches have had, as `attention_program.py` prints them."""
+SIMULATED_AT_NIGHT = ("v5e/llama-3.1-8b x8/decode", "v5e/llama-3.1-8b/kv_write decode")
+"""Launches whose parts another has: a decode attends and writes in one, and what is written of a mixed batch takes the
+same way."""
 
 
 @pytest.fixture(scope="module")
 def attention_programs():
-    names = [*ATTENTION, *SIMULATED] if thorough.NIGHTLY else SIMULATED
+    often = [name for name in SIMULATED if name not in SIMULATED_AT_NIGHT]
+    names = [*ATTENTION, *SIMULATED] if thorough.NIGHTLY else often
     lines = run_program("tpu", "attention_program.py", *dict.fromkeys(names)).splitlines()
     return {line["name"]: line for line in map(json.loads, lines)}
 
@@ -63,7 +76,7 @@ def test_attention_compiles_within_the_memory_of_every_tpu(attention_programs, n
     assert sizes["temp"] < 0.1 * sizes["view"]
 
 
-@pytest.mark.parametrize("name", SIMULATED)
+@pytest.mark.parametrize("name", [thorough.rarely(name) if name in SIMULATED_AT_NIGHT else name for name in SIMULATED])
 def test_no_kernel_takes_longer_or_moves_more_than_it_did(attention_programs, name):
     """A kernel that has become better has its figures in `simulated_kernels.json` lowered."""
     found, was = attention_programs[name], SIMULATED[name]

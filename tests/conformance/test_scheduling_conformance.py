@@ -9,6 +9,7 @@ from fake_device import Loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_schedulers import group, make_request, make_scheduler
+from thorough import examples
 from unpaged import alone
 
 from jpaged.scheduling import Status
@@ -41,7 +42,7 @@ def test_a_prompt_too_long_is_refused_and_the_queue_goes_on():
     assert loop.finished == [before, after]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     prompts=st.lists(st.integers(1, 40), min_size=1, max_size=12),
     outputs=st.integers(1, 12),

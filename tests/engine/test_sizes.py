@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_schedulers import group, make_request, make_scheduler
+from thorough import examples
 
 from jpaged.config import EngineConfig
 from jpaged.engine.sizes import DEFAULTS, GIB, longest_sequence, pool_tokens, sized
@@ -86,7 +87,7 @@ def test_a_pool_without_room_for_a_token_says_so():
     assert longest_sequence(memory(1, watermark=0.99), 100) == 4
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     num_blocks=st.integers(1, 40),
     window=st.integers(1, 30),

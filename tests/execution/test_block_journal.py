@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from jpaged.execution.transfer.tiers import BlockFile, DamagedBlock
 from jpaged.execution.transfer.tiers.block_journal import BlockJournal
@@ -265,7 +266,7 @@ def test_only_the_owner_may_read_the_files_which_have_the_prompts_tokens(tmp_pat
     file.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(numbers=st.lists(st.integers(0, 30), max_size=60), cut=st.integers(0, 200))
 def test_whatever_was_written_and_cut_an_index_loads_it_and_every_block_is_right(tmp_path_factory, numbers, cut):
     folder = tmp_path_factory.mktemp("blocks")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_pools import run
+from thorough import examples
 
 from jpaged.cache_retention import DEFAULT_PRIORITY, CacheRetention, RetentionDirective
 from jpaged.memory import (
@@ -375,7 +376,7 @@ def test_a_request_that_leaves_less_is_found_where_its_prompt_parts_and_near_its
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 40), st.sampled_from([None, 16, 64]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_request_fits_by_the_cheap_look_wherever_it_fits(shared, more, answer, step):
     manager = manager_of(max_step_tokens=step)
     ask(manager, 0, [*tokens(shared), *tokens(200, 500)])
@@ -457,7 +458,7 @@ def loads(draw: st.DrawFn) -> list[tuple[int, int, int, int, bool]]:
 
 
 @given(loads(), st.integers(40, 90), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_state_is_named_by_the_tokens_that_it_has_consumed(load, num_pages, data):
     manager = manager_of(num_pages=num_pages)
     shadow, all_said, fresh = Shadow(manager), [[]], 1000

@@ -152,14 +152,16 @@ class AllKinds(Machine):
 
 
 COMMON = settings(
-    max_examples=examples(150), stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
-for machine in (OneGroup, OneGroupUncached, TwoGroups, TwoGroupsUncached, TwoFullGroups, ThreeGroups):
+SIMPLE, SLOW = settings(COMMON, max_examples=examples(150, of=8)), settings(COMMON, max_examples=examples(60, of=5))
+for machine in (Recurrent, RecurrentAndChunked, Hybrid, HybridPredicted, TwoGroupsPredicted, Everything, LongPrompts):
     machine.TestCase.settings = COMMON
-for machine in (RecurrentAndChunked, Vision, Budgeted, TwoGroupsPredicted):
-    machine.TestCase.settings = settings(COMMON, max_examples=60)
-for machine in (Recurrent, Hybrid, HybridPredicted, Everything, LongPrompts, Drafting, Embeddings, ImageKV, AllKinds):
-    machine.TestCase.settings = settings(COMMON, max_examples=examples(60))
+for machine in (Vision, Budgeted, Drafting, Embeddings, ImageKV):
+    machine.TestCase.settings = COMMON
+for machine in (OneGroup, OneGroupUncached, TwoGroups, TwoGroupsUncached, TwoFullGroups, ThreeGroups):
+    machine.TestCase.settings = SIMPLE
+AllKinds.TestCase.settings = SLOW
 TestOneGroup = OneGroup.TestCase
 TestOneGroupUncached = OneGroupUncached.TestCase
 TestTwoGroups = TwoGroups.TestCase

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_pools import full_manager, run, window_manager
 from test_recurrent_policies import SIZE, hybrid
+from thorough import examples
 
 from jpaged.memory.miss_reasons import REASONS
 
@@ -69,7 +70,7 @@ def test_a_cache_that_was_reset_has_evicted_nothing_and_counts_go_on():
     assert manager.misses.tokens.total() == 18
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.sampled_from([None, "a", "b"])), max_size=20

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_pools import full_manager, run, window_manager
+from thorough import examples
 
 from jpaged.cache_retention import DEFAULT_PRIORITY, read_retention
 from jpaged.memory.retention import Retention
@@ -130,7 +131,7 @@ def test_priorities_are_saved_with_the_time_that_they_have_left():
     assert [found(other, [i] * 8) for i in (1, 2, 3)] == [4, 8, 8]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 7), st.integers(1, 4), st.sampled_from([None, 0, 20, 35, 60, 100])), max_size=25),
     st.sampled_from(["lru", "aligned"]),

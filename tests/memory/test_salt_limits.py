@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_pools import full_manager, run, window_manager
 from test_retention import cached, found, priority
+from thorough import examples
 
 from jpaged.memory.hash_chain import tenant_of
 from jpaged.memory.saving import memory_data
@@ -75,7 +76,7 @@ def test_a_restored_pool_keeps_to_the_limit_of_here():
     assert found(other, [1] * 40, salt="a") == 12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(

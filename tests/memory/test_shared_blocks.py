@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_pools import run
+from thorough import examples
 
 from jpaged.memory import Fit, FullAttention, GroupSpec, ImageFeatures, MemoryManager, Need, PoolLayout
 
@@ -133,7 +134,7 @@ def test_admission_counts_the_largest_image_and_the_tokens():
     assert memory.can_admit(Need(8, held_blocks=[0, 4])) is Fit.NEVER
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_nothing_is_lost_or_freed_while_in_use(data):
     memory = manager(num_pages=6, prefix_caching=data.draw(st.booleans()))

@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 from tiny_chat_model import byte_level_tokenizer
 
 from jpaged import CompletionOutput, RequestOutput, SamplingParams
@@ -46,7 +47,7 @@ def together(events):
 
 
 @given(st.sampled_from(TEXTS), st.lists(st.integers(1, 80), max_size=6), st.sampled_from(["stop", "length"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_events_do_not_depend_on_where_the_text_is_cut(text, cuts, reason):
     bounds = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[a:b] for a, b in itertools.pairwise(bounds)]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_answers import CITY, SCRIPTS
 from scripted_model import Script, ScriptedModel
+from thorough import examples
 
 from jpaged import SamplingParams
 from jpaged.server.access import Key
@@ -513,7 +514,7 @@ def test_no_delta_copies_the_answer_so_far():
 
 
 @given(answers(), st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_any_events_become_blocks_in_order(given_events, omits):
     blocks = MessageBlocks({"model": "m"}, "id", 100, omits_thoughts=omits)
     pairs = [each for event in given_events for each in blocks.add(event)]

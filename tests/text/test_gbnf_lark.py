@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from jpaged.structured_outputs import StructuredOutputsParams
@@ -242,7 +243,7 @@ def compare(drawn: dict[str, tuple], letters: str, most: int, tokens: Tokens) ->
                 waiting.append((before + text, then, after))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(grammars())
 def test_drawn_grammars_take_the_texts_that_their_rules_take(drawn):
     compare(drawn, "ab", 8, BYTES)

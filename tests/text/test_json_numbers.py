@@ -11,6 +11,7 @@ import pytest
 from followed_texts import compiled, follows, takes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from jpaged.json_numbers import decimal_of, reach, unfollowed_step
 from jpaged.json_schema import first_unfollowed, followable, followed_as_far_as_can_be
@@ -62,7 +63,7 @@ def bounds_of_decimals(draw):
     return schema, numbers
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60), deadline=None, derandomize=True, database=None)
 @given(bounds_of_decimals())
 def test_a_number_is_taken_if_its_bounds_and_its_step_allow_it(drawn):
     schema, numbers = drawn

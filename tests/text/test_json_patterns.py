@@ -10,6 +10,7 @@ import pytest
 from followed_texts import compiled, follows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from jpaged.json_patterns import rust_pattern
 from jpaged.json_schema import first_unfollowed
@@ -56,7 +57,7 @@ def is_valid(pattern: str, text: str) -> bool:
         return jsonschema.Draft202012Validator({"pattern": f"{pattern[:-1]}\\Z"}).is_valid(text)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(80), deadline=None, derandomize=True, database=None)
 @given(PATTERNS, st.lists(TEXTS, min_size=6, max_size=6))
 def test_a_pattern_matches_what_a_validator_says(pattern, texts):
     try:
@@ -104,7 +105,7 @@ def test_forms_that_only_ecmascript_has(pattern, fitting, others):
         )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(50), deadline=None, derandomize=True, database=None)
 @given(PATTERNS)
 def test_a_pattern_is_translated_once_for_all(pattern):
     assert rust_pattern(rust_pattern(pattern)) == rust_pattern(pattern)

@@ -10,6 +10,7 @@ import pytest
 from followed_texts import compiled, follows, takes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import examples
 
 from jpaged import json_schema
 from jpaged.json_schema import first_unfollowed, followable, followed_as_far_as_can_be, with_definitions
@@ -137,7 +138,7 @@ def objects(draw):
     return schema, members, [(f'"{"".join(map(letter, name))}"', value) for name, value in members]
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(80), deadline=None, derandomize=True, database=None)
 @given(objects())
 def test_a_name_in_escapes_is_never_another_name(drawn):
     schema, members, written = drawn

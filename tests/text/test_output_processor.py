@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds_of_tokenizers import byte_level, cached
 from small_schedulers import make_request
+from thorough import examples
 
 from jpaged.outputs import Logprob
 from jpaged.scheduling import Status
@@ -49,7 +50,7 @@ def ids(outputs, text):
     return outputs.tokenizer.encode(text, add_special_tokens=False)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(reads=st.lists(st.booleans(), min_size=40, max_size=40), stop=st.sampled_from([None, "STOP", "zzz"]))
 def test_deltas_add_up_to_the_whole_however_often_they_are_read(reads, stop):
     outputs = OutputProcessor(byte_level())
@@ -75,7 +76,7 @@ def test_deltas_add_up_to_the_whole_however_often_they_are_read(reads, stop):
     assert {delta.request_id for delta in deltas} == {"name"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     reads=st.lists(st.booleans(), min_size=40, max_size=40),
     stop=st.sampled_from([None, "STOP", "<s", "s> now"]),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kinds_of_tokenizers import byte_level
+from thorough import examples
 
 from jpaged.sampling_params import SamplingParams, StructuredOutputsParams
 from jpaged.text.grammar import Grammar
@@ -114,7 +115,7 @@ def test_rules_followed_anew_and_copies_are_where_the_first_was():
     assert allowed(rule) == allowed(rules("[AB]{9}", bad_words=["AB"], min_tokens=3))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     regex=st.sampled_from(["[A-E]{0,7}", "(AB|C)*D?", "A{3}(B|CD){1,4}", "(A|BB|CCC)+"]),
     bad=st.lists(st.sampled_from(["A", "B", "AB", "BB", "CCC", "ACA", "DD"]), max_size=3, unique=True),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logit_edit_cases import arrays_of, with_arrays
+from thorough import examples
 
 from jpaged.execution.mesh import make_mesh
 from jpaged.execution.sampling.edit import NO_ROW, PIECE
@@ -223,7 +224,7 @@ def test_arrays_of_the_same_rows_are_kept_from_step_to_step_and_on_the_devices()
     steps=st.lists(st.lists(st.integers(0, 5), unique=True, max_size=4), min_size=1, max_size=6),
     widths=st.lists(st.sampled_from([4, 8]), min_size=6, max_size=6),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_kept_arrays_are_those_that_a_step_alone_would_have(steps: list[list[int]], widths: list[int]):
     params = [{"temperature": 0.5 * i, "top_k": i, "seed": i} | ({"logprobs": 2} if i % 2 else {}) for i in range(5)]
     asked = [*(asking(**each) for each in params), asking(min_tokens=4, stop_token_ids=[3])]

@@ -9,7 +9,7 @@ other processes, step dumps, and the choice of the sampler without edits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import jax.numpy as jnp
@@ -104,7 +104,7 @@ class Edit(ABC, Generic[A]):
 
     def filled(self, arrays: A, blank: A, **columns: np.ndarray) -> A:
         """Return the arrays with these lists of pairs, all of one length, and padding."""
-        number, whole = len(next(iter(columns.values()))), arrays._replace(**columns)
+        number, whole = len(next(iter(columns.values()))), _replaced(arrays, columns)
         return self.resized(whole, blank, self.fewest if number <= self.fewest else -(-number // PIECE) * PIECE)
 
     def resized(self, arrays: A, blank: A, size: int, start: int = 0) -> A:
@@ -114,7 +114,7 @@ class Edit(ABC, Generic[A]):
             nothing, values = getattr(blank, name), getattr(arrays, name)[..., start : start + size]
             columns[name] = np.full((*values.shape[:-1], size), nothing.flat[0], nothing.dtype)
             columns[name][..., : values.shape[-1]] = values
-        return arrays._replace(**columns)
+        return _replaced(arrays, columns)
 
     def table(self, seqs: int, vocab_size: int) -> Table:
         """Return the table of no pairs, on the device."""
@@ -130,7 +130,11 @@ class Edit(ABC, Generic[A]):
 
     def with_table(self, arrays: A, table: Table) -> A:
         """Return the arrays with a table for lists of pairs: rows and tokens are None."""
-        return arrays._replace(**dict.fromkeys(self.pairs) | table)
+        return _replaced(arrays, dict.fromkeys(self.pairs) | table)
+
+
+def _replaced(arrays: Any, columns: Mapping[str, Any]) -> Any:
+    return arrays._replace(**columns)
 
 
 def with_rows(blank: HostOrDevice, rows: Sequence[int], values: Iterable[Any]) -> np.ndarray:

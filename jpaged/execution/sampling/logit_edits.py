@@ -201,9 +201,10 @@ class Bans(Edit[BannedTokens]):
 
 def _banned(arrays: BannedTokens, last_tokens: Int[Array, " max_seqs"]) -> tuple[Array, HostOrDevice | None]:
     """Return rows and tokens of the pairs that are banned; rows of others are out of range."""
-    last = newest(arrays.pending, last_tokens)
-    applies = (arrays.after < 0) | (arrays.after == of_row(last, arrays.row))
-    return jnp.where(applies, arrays.row, NO_ROW), arrays.token
+    row, last = arrays.row, newest(arrays.pending, last_tokens)
+    assert row is not None, "a table bans already"
+    applies = (arrays.after < 0) | (arrays.after == of_row(last, row))
+    return jnp.where(applies, row, NO_ROW), arrays.token
 
 
 def _bans(request: Request, num_prompt: int, token_ids: list[int], position: int) -> Iterator[tuple[int, int]]:

@@ -97,9 +97,10 @@ class PairTables:
         """Return the arguments of a draw with the shapes of tables for its lists."""
         return with_tables(args, self.tables(args, last_tokens))
 
-    def tables(self, args: SamplingArrays, last_tokens: Int[HostOrDevice, "*replicas max_seqs"]) -> Tables:
-        """Return the shapes of a draw's tables, as they lie on the devices."""
-        return own_shapes(jax.eval_shape(self._function, None, args, last_tokens), self._mesh)
+    def tables(self, args: SamplingArrays, last_tokens: Any) -> Tables:
+        """Return the shapes of a draw's tables, as they lie on the devices; both arguments may be shapes."""
+        made: Tables = jax.eval_shape(self._function, None, args, last_tokens)
+        return own_shapes(made, self._mesh)
 
     def forget(self) -> None:
         """Release all compiled programs."""

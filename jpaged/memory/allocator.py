@@ -78,6 +78,18 @@ class BlockAllocator:
                 pages += -(-gap // group.blocks_per_page)
         return pages
 
+    def has_below(self, g: int, level: int) -> bool:
+        """Tell whether a block of a group can be had while all cached blocks of a level above `level`, and the
+        protected ones, stay."""
+        group, pages = self.groups[g], self.pages
+        if pages.free or group.open_pages:
+            return True
+        idle = pages.oldest_idle()
+        if idle is not None and not pages.is_guarded(idle) and pages.newest[idle].level <= level:
+            return True
+        first = next(iter(group.evictable), None)
+        return first is not None and group.evictable[first].level <= level
+
     @property
     def num_unguarded(self) -> int:
         """Return how many large pages can be had without losing a protected block."""

@@ -86,6 +86,10 @@ class CheckpointShare:
         fewer = Guess.INSIDE if self.seen[0] >= self.seen[1] else Guess.AT_END
         return guess is fewer
 
+    def is_rarer(self, guess: Guess | None) -> bool:
+        """Tell whether fewer recent requests began with states of a kind than with those of the other."""
+        return guess is not None and self.seen[guess.value] < self.seen[1 - guess.value]
+
     def limit_bytes(self, guess: Guess) -> int:
         """Return the bytes that states of a guess may take; one may always stay."""
         share = (self.seen[guess.value] + 1) / (sum(self.seen) + 2)

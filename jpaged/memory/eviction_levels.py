@@ -8,11 +8,12 @@ of level 0 (`IN_USE`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from jpaged.cache_retention import CacheRetention
 from jpaged.memory.allocator import BlockAllocator
 from jpaged.memory.block_tables import BlockTables
-from jpaged.memory.checkpoint_share import CheckpointShare
+from jpaged.memory.checkpoint_share import CheckpointShare, Guess
 from jpaged.memory.eviction_key import EvictionKey
 from jpaged.memory.hash_chain import Link
 from jpaged.memory.policies import Policy
@@ -30,6 +31,13 @@ a pool holds that is sized for windows."""
 IN_USE = 1
 """Level of a state where a running request's prompt parts from another one: a hit there shares KV that is in use, and
 takes no room. Requests can ask for this one, too, and for any higher."""
+
+
+class _InUse(NamedTuple):
+    """A state at `IN_USE`: the contents of its KV, and what it counts as once no sequence has these."""
+
+    kv: list[tuple[int, Link]]
+    guess: Guess | None
 
 
 class EvictionLevels:
@@ -55,7 +63,7 @@ class EvictionLevels:
         self._retention = retention
         self._checkpoints = checkpoints
         self._next_tick = next_tick
-        self._in_use: dict[tuple[int, int], list[tuple[int, Link]]] = {}  # states at `IN_USE`, with their KV's contents
+        self._in_use: dict[tuple[int, int], _InUse] = {}
 
     def are_plain(self, sequence: BlockTables, g: int) -> bool:
         """Tell whether all blocks that a sequence releases of a group have level 0 and are not protected, unless they
@@ -73,6 +81,7 @@ class EvictionLevels:
         is_cached: bool,
         is_unlikely: bool,
         junction: int,
+        guess: Guess | None = None,
     ) -> tuple[EvictionKey, bool]:
         """Return the key at the level of priority that a released block has from now on, and whether to protect it.
 
@@ -82,6 +91,7 @@ class EvictionLevels:
             is_cached: whether its content can be found.
             is_unlikely: whether hardly any prefix will need it.
             junction: tokens of the prefix whose state is worth more while the sequence runs; 0 = none.
+            guess: why the state is kept; None = that is no guess, or it is none.
         """
         block, (policy, size) = sequence.tables[g][logical], sequence.request.groups[g]
         end, retention, level = policy.prefix_end(logical, size), sequence.request.retention, 0
@@ -92,7 +102,7 @@ class EvictionLevels:
             level = self._asked_level(retention, g, link, end)
         self._in_use.pop((g, block), None)
         if is_cached and not level and junction and end == junction and not protect:
-            self._in_use[g, block] = self._kv_at(sequence, end)
+            self._in_use[g, block] = _InUse(self._kv_at(sequence, end), guess)
             return key.at_level(IN_USE), protect
         level = _lowered(level, is_unlikely and not protect)
         if level:
@@ -102,6 +112,12 @@ class EvictionLevels:
     def of_answer(self, sequence: BlockTables, g: int, link: Link, end: int, *, is_unlikely: bool) -> int:
         """Return the level of a state that an answer leaves after `end` tokens, for when it is released."""
         return _lowered(self._asked_level(sequence.request.retention, g, link, end), is_unlikely)
+
+    def may_keep_answer(self, sequence: BlockTables, g: int, end: int, *, is_unlikely: bool) -> bool:
+        """Tell whether a state that an answer leaves after `end` tokens takes no block of a higher level."""
+        retention = sequence.request.retention
+        asked = None if retention is None else level_at(retention, end - 1)
+        return self._allocator.has_below(g, _lowered(0 if asked is None else asked[0], is_unlikely))
 
     def _asked_level(self, retention: CacheRetention | None, g: int, link: Link, end: int) -> int:
         """Return the level that requests gave to a content whose prefix ends at `end`, after noting what the one that
@@ -125,15 +141,25 @@ class EvictionLevels:
     def end_use(self) -> None:
         """Give the states at `IN_USE` whose KV no sequence has any more the default level, as needed now."""
         groups = self._allocator.groups
-        for (g, block), kv in list(self._in_use.items()):
+        for (g, block), (kv, guess) in list(self._in_use.items()):
             key = groups[g].evictable.get(block)
             if key is None or key.level != IN_USE:  # it is used, was evicted, or has another level by now
                 del self._in_use[g, block]
                 continue
             held = ((o, self._cache.find(o, link)) for o, link in kv)
-            if not any(found is not None and groups[o].ref_count[found] for o, found in held):
+            seen = self._checkpoints
+            refuted = seen is not None and seen.is_rarer(guess)
+            if refuted or not any(found is not None and groups[o].ref_count[found] for o, found in held):
                 del self._in_use[g, block]
-                self._allocator.requeue(g, block, EvictionKey(self._next_tick(), key.negative_end))
+                now = EvictionKey(self._next_tick(), key.negative_end)
+                hardly = seen is not None and seen.is_unlikely(guess)
+                self._allocator.requeue(g, block, now.at_level(_lowered(0, hardly)))
+                if guess is not None and seen is not None:
+                    seen.left(g, block, guess)
+
+    def is_in_use(self, g: int, block: int) -> bool:
+        """Tell whether a state without an owner is at `IN_USE`: it is no guess until no sequence has its KV."""
+        return (g, block) in self._in_use
 
     def end_priorities(self) -> None:
         """Give blocks whose priority has ended the default one, as if they were needed now."""
@@ -149,7 +175,7 @@ class EvictionLevels:
             for block, key in self._allocator.groups[g].evictable.items():
                 link = self._cache.link(g, block) if key.level == IN_USE else None
                 if link is not None and not self._retention.level(g, link.digest):
-                    self._in_use[g, block] = []
+                    self._in_use[g, block] = _InUse([], Guess.INSIDE)
 
 
 def _lowered(level: int, is_unlikely: bool) -> int:

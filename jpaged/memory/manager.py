@@ -415,17 +415,15 @@ class MemoryManager:
         """
         sequence = self._sequences[seq_id]
         needs, replaced = self._updater.missing_blocks(sequence, num_tokens, first_write)
-        states = []
-        if self._checkpoints is not None:
-            states = self._updater.add_answer_states(sequence, first_write, needs, replaced)
+        taken: list[list[int]] | None = [[] for _ in needs]
         if any(needs):
             taken = self._allocator.take(needs, sequence.request.open_pages)
-            if taken is None and states:  # nothing is preempted for a later request's sake
-                self._updater.remove_answer_states(states, needs, replaced)
-                states = []
-                taken = self._allocator.take(needs, sequence.request.open_pages)
-            if taken is None:
-                return None
+        if taken is None:
+            return None
+        states = []
+        if self._checkpoints is not None:
+            states = self._updater.add_answer_states(sequence, first_write, taken, replaced)
+        if any(taken):
             copies = self._updater.install(sequence, num_tokens, taken, replaced, first_write)
             for g, block in states:
                 self._updater.keep_answer_state(sequence, g, block, first_write)

@@ -119,12 +119,13 @@ class TableUpdater:
         return needs, replaced
 
     def add_answer_states(
-        self, sequence: BlockTables, length: int, needs: list[int], replaced: list[list[int]]
+        self, sequence: BlockTables, length: int, taken: list[list[int]], replaced: list[list[int]]
     ) -> list[tuple[int, int]]:
-        """Add to what an append takes a block for each one that holds the state after `length` tokens of an answer,
+        """Add to what an append took a block for each one that holds the state after `length` tokens of an answer,
         which the append would change; return these as (group, block).
 
-        Only tokens that are known name a state: where one of them is in flight, it is not kept.
+        Only tokens that are known name a state: where one of them is in flight, it is not kept. Nor is it where a block
+        of a higher level would be evicted for it, and nothing is preempted for a later request's sake.
         """
         assert self._checkpoints is not None
         states = []
@@ -136,17 +137,16 @@ class TableUpdater:
             if (entry + 1) * size == length or entry in replaced[g] or entry >= len(table):
                 continue
             link = self._cache.chain(sequence, g).links[length // size - 1]
-            if self._cache.twin(g, link) is None:
-                needs[g] += 1
-                replaced[g].append(entry)
-                states.append((g, table[entry]))
+            hardly = self._aligned and self._checkpoints.is_unlikely(Guess.AT_END)
+            if self._cache.twin(g, link) is None and self.levels.may_keep_answer(
+                sequence, g, length, is_unlikely=hardly
+            ):
+                one = [int(other == g) for other in range(len(taken))]
+                if (block := self._allocator.take(one, sequence.request.open_pages)) is not None:
+                    taken[g] += block[g]
+                    replaced[g].append(entry)
+                    states.append((g, table[entry]))
         return states
-
-    def remove_answer_states(self, states: list[tuple[int, int]], needs: list[int], replaced: list[list[int]]) -> None:
-        """Undo `add_answer_states`."""
-        for g, _ in states:
-            needs[g] -= 1
-            replaced[g].pop()
 
     def keep_answer_state(self, sequence: BlockTables, g: int, block: int, length: int) -> None:
         """Cache a block that was replaced as the state after `length` tokens of an answer, in place of the one before.
@@ -323,9 +323,11 @@ class TableUpdater:
             if not is_plain:
                 at = 0 if checkpoints is None else junction
                 hardly = i in unlikely or (checkpoints is not None and self._aligned and checkpoints.is_unlikely(guess))
-                key, protect = levels.ranked(sequence, g, i, key, is_cached=cached, is_unlikely=hardly, junction=at)
+                key, protect = levels.ranked(
+                    sequence, g, i, key, is_cached=cached, is_unlikely=hardly, junction=at, guess=guess
+                )
             release(g, block, key, cached, protect)
-            if checkpoints is not None and guess is not None:
+            if checkpoints is not None and guess is not None and not levels.is_in_use(g, block):
                 checkpoints.left(g, block, guess)
         self._allocator.release_owned(g, owned)
 

@@ -227,6 +227,50 @@ def test_a_running_prompt_that_begins_like_no_other_keeps_its_last_regular_state
     assert manager.cached_prefix([*document, 999]) == 0
 
 
+def test_a_state_in_use_is_no_guess_until_no_request_uses_its_kv():
+    manager, document = manager_of(num_pages=120), tokens(2 * INTERVAL)
+    begin(manager, 0, [*document, *tokens(5, 500)])
+    share = manager.parts.checkpoints
+    assert share is not None
+    share.limit_bytes = lambda guess: 8  # one state
+    ask(manager, 1, tokens(INTERVAL + 5, 1000))
+    ask(manager, 2, tokens(INTERVAL + 5, 2000))
+    assert manager.cached_prefix([*document, 999]) == len(document), "those that are too many go, and it is none"
+    manager.free(0)
+    assert manager.cached_prefix([*document, 999]) == len(document)
+    ask(manager, 3, tokens(INTERVAL + 5, 3000))
+    assert manager.cached_prefix([*document, 999]) == 0, "a guess like any other"
+
+
+def test_a_state_in_use_that_prompts_go_on_past_goes_before_the_request_does():
+    manager = manager_of(num_pages=120)
+    said = tokens(2 * INTERVAL + 20)
+    begin(manager, 0, said)
+    assert IN_USE in levels(manager)
+    said += tokens(30, 800)
+    begin(manager, 1, said)  # it goes on from an end, as more prompts do than part inside
+    ask(manager, 2, tokens(20, 1000))
+    assert IN_USE not in levels(manager)
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_the_state_of_an_answer_does_not_take_the_room_of_one_in_use(spare):
+    manager, document = manager_of(num_pages=80), tokens(2 * INTERVAL)
+    said = [*document, *tokens(ANSWERS, 500)]
+    begin(manager, 0, said)
+    allocator, end = manager.parts.allocator, len(said) + ANSWERS
+    others = allocator.pages.num_available - levels(manager).count(IN_USE)
+    needed = ANSWERS // SIZE + 1  # blocks of KV; the running state takes one, and leaves that of the prompt's end
+    assert allocator.take([others - needed - spare, 0], allocator.new_request()) is not None
+    said += tokens(ANSWERS + 1, 600)
+    for start, stop in ((end - ANSWERS, end), (end, end + 1)):  # the second changes the state at `end`
+        assert manager.allocate(0, stop, first_write=start) is not None
+        manager.dispatched()
+        manager.commit(0, said[:stop], stop)
+    assert IN_USE in levels(manager)
+    assert manager.cached_prefix([*said[:end], 999]) == (end if spare else len(document))
+
+
 def levels(manager):
     return sorted(key.level for _, key in manager.parts.allocator.groups[1].evictable.items())
 

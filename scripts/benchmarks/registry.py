@@ -48,6 +48,7 @@ BENCHMARKS = Cases(
         "placement": "orders.placement",
         "eviction-time": "orders.eviction_time",
         "tier-calls": "orders.tier_calls",
+        "block-tails": "block_tails.block_tails",
         "several-turns": "several_turns.several_turns",
         "public-reports": "public_reports.public_reports",
         "vllm-judge": "vllm_judge.vllm_judge",

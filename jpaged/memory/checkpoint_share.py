@@ -5,7 +5,8 @@ is a guess. There are two kinds, and which of them serves depends on the load. O
 messages and answers) it is conversations: the next prompt goes on from there. Of states at multiples of the interval
 inside prompts it is questions about one document, which part before the prompt's end. So the two share a part of the
 pool as recent requests did the one or the other; of either kind the oldest go first. A state that a request has begun
-with, and one where recent prompts were seen to part, is no guess and stays as any other block does.
+with, and one where recent prompts were seen to part, is no guess and stays as any other block does. One whose KV is in
+use (`IN_USE`) counts from the end of that on.
 """
 
 from __future__ import annotations

@@ -139,7 +139,8 @@ class EvictionLevels:
         return found
 
     def end_use(self) -> None:
-        """Give the states at `IN_USE` whose KV no sequence has any more the default level, as needed now."""
+        """Give the states at `IN_USE` the level of any other, as needed now, once no sequence has their KV or they are
+        guesses of the kind that fewer recent requests began with."""
         groups = self._allocator.groups
         for (g, block), (kv, guess) in list(self._in_use.items()):
             key = groups[g].evictable.get(block)

@@ -24,6 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float, Int, Int8
 
+from pallas_kernels.counting_loop import loop
 from pallas_kernels.kv_codes import TPU_TILE, check_tpu_view, encode, has_scales, stored, tokens_of
 from pallas_kernels.layout import LANES
 
@@ -192,7 +193,7 @@ def _kernel(layer, *refs):
 
     @pl.when(runs.shared[0] != 0)
     def _one_at_a_time():
-        @pl.loop(0, num_runs)
+        @loop(0, num_runs)
         def _(run):
             start_reads(run)
             merge_and_start_write(run)
@@ -202,7 +203,7 @@ def _kernel(layer, *refs):
     def _pipelined():
         ahead = ring // 2
 
-        @pl.loop(0, num_runs + ring)
+        @loop(0, num_runs + ring)
         def _(i):
             @pl.when((i >= ring) & (i - ring < num_runs))
             def _():

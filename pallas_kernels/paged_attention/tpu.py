@@ -312,6 +312,7 @@ def _launch(
             side_by_side=plan.side_by_side,
             zero_dead_units=zero_dead_units,
             new_rows=len(new_rows),
+            jitted=shared.interpret is not True,
             **shared.options,
         ),
         out_shape=(result, jax.ShapeDtypeStruct(view.shape, view.dtype)) if new_rows else result,

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.counting_loop import loop
 from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.layout import LANES, KVTiles
 from pallas_kernels.paged_attention.reference import Reach
@@ -75,6 +76,7 @@ def attend_to_rows(
     side_by_side: bool,
     zero_dead_units: bool,
     new_rows: int,
+    jitted: bool,
 ) -> None:
     """Attend from the units of a turn of the grid, `at_once` of `count` at most, for one chunk of heads.
 
@@ -83,6 +85,7 @@ def attend_to_rows(
     `zero_dead_units`: unit u is row u, and units that are not live have rows of `out`. Scratch of its own: scores and
     weights, float32 [heads, rows, step keys], and fade, float32 [heads, rows, 128]; SMEM [waiting steps, fields].
     `span_pages`: pages whose keys are multiplied at once. `layers`, `has_sinks`, `new_rows`: see `named`.
+    `jitted`: see `Ring`.
     """
     head_chunk, first_unit = pl.program_id(0), pl.program_id(1) * at_once  # a loop's body has no number of a turn
     given = named(
@@ -102,7 +105,8 @@ def attend_to_rows(
     step_pages, block_size = buffers.shape[1], tokens_of(buffers)
     step_keys, span, spans = step_pages * block_size, span_pages * block_size, step_pages // span_pages
     half = (spans + 1) // 2
-    ring = Ring(units, ids, given.view, buffers, given.sems, given.cursor, given.first_head, BUFFERS_IN_USE)
+    where = given.cursor, given.layer, given.rows, given.first_head
+    ring = Ring(units, ids, given.view, buffers, given.sems, *where, jitted, BUFFERS_IN_USE)
     missing, clean = MissingBlocks(ids, buffers, penalty), CleanValues(buffers, held.values)
     block_rows = BLOCK_ROWS if side_by_side else q.shape[0]
 
@@ -114,7 +118,7 @@ def attend_to_rows(
         after = units.tile[jnp.minimum(unit + 1, len(units.tile) - 1)]
         ends = is_last | (lax.div(row, block_rows) != lax.div(after, block_rows))
 
-        @pl.loop(0, steps + jnp.where(ends, len(WAITING), 0))
+        @loop(0, steps + jnp.where(ends, len(WAITING), 0))
         def _(step):
             at, live, start = ring.taken(), step < steps, units.first_key[unit] + step * step_keys
             entry, pages = units.entry[unit] + step * step_pages, units.num_pages[unit] - step * step_pages
@@ -176,19 +180,19 @@ def attend_to_rows(
             new_total += added
 
         seen = seen_by_row(units, unit, reach, start, penalty, (rows, step_keys))
-        new_scores, free, share_number, shares = [], ring.free(), itertools.count(), of_keys + of_values
+        new_scores, fetched, share_number, shares = [], ring.next_step(live), itertools.count(), of_keys + of_values
         for i in range(max(of_keys, of_values)):
             part = slice(i * span, (i + 1) * span)
             if i < of_keys:
                 keys = [load_tile(buffers, at, i * span_pages, span_pages, t, compute_dtype) for t in held.keys]
-                ring.fetch_share(free, next(share_number), shares, live)
+                ring.fetch_share(fetched, next(share_number), shares)
                 new_scores.append(jnp.where(seen[None, :, part], softmax.scores(keys), MASKED))
             if i < of_values:
                 values = [
                     load_tile(buffers, was_weighed[BUFFER], i * span_pages, span_pages, t, compute_dtype)
                     for t in held.values
                 ]
-                ring.fetch_share(free, next(share_number), shares, live)
+                ring.fetch_share(fetched, next(share_number), shares)
                 weighted = [softmax.weighted(weights_before[:, :, part], value) for value in values]
                 values_so_far = [a + b for a, b in zip(values_so_far, weighted, strict=True)]
         new_scores += [jnp.full((heads, rows, span), MASKED)] * (spans - of_keys)

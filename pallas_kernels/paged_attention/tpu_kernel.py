@@ -48,6 +48,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.counting_loop import loop
 from pallas_kernels.kv_codes import has_scales, tokens_of
 from pallas_kernels.layout import KVTiles
 from pallas_kernels.paged_attention.reference import Reach
@@ -94,6 +95,7 @@ def attend_to_unit(
     zero_dead_units: bool,
     one_row: bool,
     new_rows: int,
+    jitted: bool,
 ):
     """Attend from one unit's queries to its keys, for one chunk of heads.
 
@@ -103,6 +105,7 @@ def attend_to_unit(
     units are of one row, and queries and `out` are blocks of rows instead of chunks. `side_by_side`: out is [rows of
     the batch, heads * group * value lanes], and begins with zeros, or, where units are of one row, with the block of
     the prompts' result. `layers`, `has_sinks`, `has_last_keys`, `new_rows`: see `named`.
+    `jitted`: see `Ring`.
     """
     given = named(
         refs,
@@ -123,7 +126,8 @@ def attend_to_unit(
     step_keys = step_pages * block_size
     # Queries of units of one row come, and results go, in blocks of rows: fewer DMAs to wait for.
     mine_of_block = lax.rem(units.tile[jnp.minimum(unit, jnp.maximum(units.num_units[0] - 1, 0))], q.shape[0])
-    ring = Ring(units, ids, given.view, buffers, given.sems, given.cursor, given.first_head)
+    where = given.cursor, given.layer, given.rows, given.first_head
+    ring = Ring(units, ids, given.view, buffers, given.sems, *where, jitted)
     missing = MissingBlocks(ids, buffers, penalty)
 
     def softmax(c):
@@ -142,7 +146,7 @@ def attend_to_unit(
     def each_chunk(do):
         """Call ``do(c)`` for the chunks that hold queries of a prompt's unit."""
         stop = lax.div(units.stop[unit] + (chunk - 1), chunk)
-        pl.loop(lax.div(units.first[unit], chunk), stop)(do)
+        loop(lax.div(units.first[unit], chunk), stop)(do)
 
     def queries(c):
         """Return the positions of the first and last query of a prompt's unit in a chunk."""
@@ -184,19 +188,20 @@ def attend_to_unit(
             seen &= key >= reach.first_key(query)
         softmax(c).add(lambda _: load(at, i, held.keys), values, 1, seen)
 
-    def attend_rounded(at, free, start, size, surely, masked):
+    def attend_rounded(at, start, size, surely, masked):
         """Attend from one row to the keys that it sees of a step's first `size` spans, and start the copies of another
         step. It sees all keys of the first `surely` spans, but for those before its window or chunk; where nothing is
         `masked`, it sees all."""
+        fetched = ring.next_step()
 
         def keys(i):
             k = load(at, i, held.keys)
-            ring.fetch_share(free, i, 2 * size)
+            ring.fetch_share(fetched, i, 2 * size)
             return k
 
         def values(i):
             v = load(at, i, held.values)
-            ring.fetch_share(free, size + i, 2 * size)
+            ring.fetch_share(fetched, size + i, 2 * size)
             if not masked or (i < surely and not (i == 0 and reach.limited)):
                 return v
             first = start + i * span  # zero unseen values: memory that was never written may hold NaN
@@ -220,13 +225,13 @@ def attend_to_unit(
         stop = lax.div(jnp.maximum(last - start + span, 0), span)
         stop = jnp.minimum(stop, lax.div(pages + (span_pages - 1), span_pages))
 
-        @pl.loop(begin, stop)
+        @loop(begin, stop)
         def _(i):
             attend_span(c, at, i, start + i * span)
 
     def attend_one_row(at, step, start, broken):
         """Attend from a sequence that decodes to a step, and start the copies of another."""
-        free, pages = ring.free(), jnp.minimum(units.num_pages[unit] - step * step_pages, step_pages)
+        pages = jnp.minimum(units.num_pages[unit] - step * step_pages, step_pages)
         plain = (start >= units.key_start[unit]) & (start + step_keys <= jnp.where(broken, 0, units.key_stop[unit]))
         ring.wait(at, pages)
         hide(at, step, pages, broken)
@@ -234,10 +239,10 @@ def attend_to_unit(
             new.merge_into_step(units, ids, unit, buffers, at, step, start)
         # A branch has no loop and no other branch. Only such a block lets the compiler pack the scalar work of the DMAs
         # into the bundles of the arithmetic. Which branch is taken, the sequence alone decides, hence also its bits.
-        pl.when(plain)(lambda: attend_rounded(at, free, start, spans, spans, masked=False))
+        pl.when(plain)(lambda: attend_rounded(at, start, spans, spans, masked=False))
         for below, size in _sizes(spans):
             fits = ~plain & (pages > below * span_pages) & (pages <= size * span_pages)
-            pl.when(fits)(functools.partial(attend_rounded, at, free, start, size, max(below, 0), masked=True))
+            pl.when(fits)(functools.partial(attend_rounded, at, start, size, max(below, 0), masked=True))
         pl.when(broken)(missing.forget)
 
     def attend_chunks(at, step, start, broken):
@@ -296,7 +301,7 @@ def attend_to_unit(
         each_chunk(lambda c: softmax(c).reset())
         broken = units.broken[unit] != 0
 
-        @pl.loop(0, steps_of(units, unit, step_pages))
+        @loop(0, steps_of(units, unit, step_pages))
         def _(step):
             start = units.first_key[unit] + step * step_keys
             (attend_one_row if one_row else attend_chunks)(ring.taken(), step, start, broken)

@@ -19,7 +19,9 @@ class Refs(NamedTuple):
         units: SMEM, the fields of `Units`.
         ids: the tables, in SMEM or HBM (see `tpu_ring`).
         q: VMEM, a block of queries [chunks or rows of the batch, heads, rows, lanes].
-        view: HBM, what the view has of the launch's layer: block n lies at row n * layers.
+        view: HBM, the view of all layers: block n of layer l lies at row n * layers + l.
+        layer: the launch's layer.
+        rows: rows of the view from that of its first block on.
         first_head: the first of the view's heads that the launch reads.
         sinks: VMEM [heads, rows, 128], if there are any.
         last_keys: VMEM [chunks, 1, lanes], the last key that each query sees, if it may be another than its own.
@@ -36,6 +38,8 @@ class Refs(NamedTuple):
     ids: WholeTables | TableWindows
     q: Any
     view: Any
+    layer: Any
+    rows: int
     first_head: Any
     sinks: Sequence[Any]
     last_keys: Sequence[Any]
@@ -87,15 +91,15 @@ def named(
     own, more = more[:num_own], more[num_own:]
     sent, windows = more[: bool(given) * (2 + new_rows)], more[bool(given) * (2 + new_rows) :]
     units = Units.of(work)
-    view = view.at[pl.ds(layer[0], view.shape[0] - (layers - 1))]  # it begins at the layer's row
     ids = TableWindows(units, tables, *windows) if windows else WholeTables(tables)
     first_head = head_chunk * heads
-    new = None
+    new, rows = None, view.shape[0] - (layers - 1)
     if given:
-        rows, *words = given
+        added, *words = given
         tiles, sems_sent, count, *scales = sent
-        new = NewRows(view, first_head, rows, tiles, sems_sent, count, *words, *scales)
+        of_layer = view.at[pl.ds(layer[0], rows)]
+        new = NewRows(of_layer, first_head, added, tiles, sems_sent, count, *words, *scales)
     return Refs(
-        units, ids, q, view, first_head, sinks, last_keys, into, out,
+        units, ids, q, view, layer[0], rows, first_head, sinks, last_keys, into, out,
         buffers, top, total, acc, penalty, cursor, sems, own, new,
     )  # fmt: skip

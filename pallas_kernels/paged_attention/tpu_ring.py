@@ -18,14 +18,16 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.counting_loop import loop
 from pallas_kernels.layout import LANES
 from pallas_kernels.paged_attention.tpu_units import Units
 
@@ -81,7 +83,17 @@ class WholeTables:
 
     def row(self, unit: Any, entry: Any) -> Any:
         """Return the view's row for an entry of a unit's table."""
-        return self.ids[entry]
+        return self.read(self.ids, unit, entry)
+
+    @property
+    def near(self) -> Any:
+        """Return the table in scalar memory that `read` takes."""
+        return self.ids
+
+    @staticmethod
+    def read(near: Any, unit: Any, entry: Any) -> Any:
+        """Return what `row` returns."""
+        return near[entry]
 
 
 @dataclass(frozen=True)
@@ -110,13 +122,18 @@ class TableWindows:
         self._start(unit + 1, entered)
 
     def row(self, unit: Any, entry: Any) -> Any:
-        return self.windows[self._window(unit), 0, entry]
+        return self.read(self.windows, unit, entry)
 
-    def _window(self, unit: Any) -> Any:
-        return unit & (self.windows.shape[0] - 1)
+    @property
+    def near(self) -> Any:
+        return self.windows
+
+    @staticmethod
+    def read(near: Any, unit: Any, entry: Any) -> Any:
+        return near[unit & (near.shape[0] - 1), 0, entry]
 
     def _copy(self, unit: Any) -> Any:
-        window = self._window(unit)
+        window = unit & (self.windows.shape[0] - 1)
         return pltpu.make_async_copy(
             self.tables.at[self.units.seq[unit]], self.windows.at[window], self.sems.at[window]
         )
@@ -136,6 +153,25 @@ UNROLL = 8
 """DMAs that one turn of the loop starts, in straight-line code, if a step is not full."""
 
 
+class NextStep(NamedTuple):
+    """Describes the step that is fetched next.
+
+    Attributes:
+        at: the buffer that it is fetched into.
+        unit: its unit.
+        entry, last: the entries in the unit's table of its first page, and of the unit's last one.
+        count: pages of the unit from its first one on; 0 = nothing is fetched.
+        wanted: whether the ring counts it as fetched.
+    """
+
+    at: Any
+    unit: Any
+    entry: Any
+    last: Any
+    count: Any
+    wanted: Any
+
+
 @dataclass(frozen=True)
 class Ring:
     """Holds the buffers, and tracks how far the fetching has got.
@@ -143,12 +179,15 @@ class Ring:
     Attributes:
         units: SMEM.
         tables: which row of `view` holds a page.
-        view: HBM [rows, kv_heads, tiles, block_size, 128], beginning with the layer's row of the first block.
+        view: HBM [rows, kv_heads, tiles, block_size, 128], of all layers.
         buffers: VMEM [depth, step_pages, heads, tiles, block_size, 128].
         sems: one DMA semaphore a buffer.
         cursor: SMEM [CURSOR]: the unit to fetch next, where in its table and how many pages of it are left, and the
             number of steps taken out of the ring.
+        layer: the row of the layer's first block.
+        rows: rows of `view` from there on that are read.
         first_head: the first of the `heads` to fetch.
+        jitted: whether what starts a DMA is jitted, see `_start_page`.
         in_use: steps, the last ones that were taken, whose buffers are not fetched into during a step.
     """
 
@@ -158,7 +197,10 @@ class Ring:
     buffers: Any
     sems: Any
     cursor: Any
+    layer: Any
+    rows: int
     first_head: Any
+    jitted: bool
     in_use: int = 1
 
     @property
@@ -191,41 +233,36 @@ class Ring:
         """Count the step in `taken` as computed."""
         self.cursor[TAKEN] += 1
 
-    def fetch_share(self, at, share: int, shares: int, wanted: Any = True) -> None:
-        """Start one of `shares` shares of the next step's DMAs, where `wanted` and there are any, without a branch.
+    def next_step(self, wanted: Any = True) -> NextStep:
+        """Return the step to fetch next, where `wanted` and there is one, into the buffer that is free."""
+        return self._step_into(self.free(), wanted)
+
+    def fetch_share(self, step: NextStep, share: int, shares: int) -> None:
+        """Start one of `shares` shares of a step's DMAs, without a branch, and count the step with the last share.
 
         The compiler gives each start a predicate, so that a step of any size is fetched amid a block of arithmetic.
         """
-        unit, entry = self.cursor[UNIT], self.cursor[ENTRY]
-        count = jnp.where(wanted & (unit < self.units.num_units[0]), self.cursor[LEFT], 0)
-        last = entry + jnp.maximum(count - 1, 0)  # loads have no predicate: none may be beyond the table
         for page in range(share * self.step_pages // shares, (share + 1) * self.step_pages // shares):
-            # A step of many pages has some hundred of these: operators take longer to trace than `lax`.
-            here = lax.min(lax.add(entry, np.int32(page)), last)
-            pl.when(lax.gt(count, np.int32(page)))(functools.partial(self._start, unit, here, at, page))
+            self._start(step, np.int32(page))
         if share + 1 == shares:
-            self._move_on(wanted)
+            self._move_on(step.wanted)
 
     def fetch(self, at) -> None:
         """Start the next step's DMAs, if there is a next step."""
-        unit, entry = self.cursor[UNIT], self.cursor[ENTRY]
-        count = jnp.minimum(self.cursor[LEFT], self.step_pages)
+        step = self._step_into(at, True)
 
-        def start_page(page):
-            self._start(unit, entry + page, at, page)
-
-        @pl.when(unit < self.units.num_units[0])
+        @pl.when(step.unit < self.units.num_units[0])
         def _():
-            even: Any = 0
+            count, even = jnp.minimum(step.count, self.step_pages), 0
             if self.step_pages > UNROLL:
                 even = lax.div(count, UNROLL) * UNROLL
 
-                @pl.loop(0, even, step=UNROLL)
-                def _(start):
+                @loop(0, lax.div(count, UNROLL))
+                def _(turn):
                     for i in range(UNROLL):
-                        start_page(start + i)
+                        self._start(step, turn * UNROLL + i, surely=True)
 
-            pl.loop(even, count)(start_page)
+            loop(even, count)(functools.partial(self._start, step, surely=True))
             self._move_on()
 
     def wait(self, at, count) -> None:
@@ -248,16 +285,17 @@ class Ring:
         # A wait uses only the size of its copy, so any source will do.
         pltpu.make_async_copy(place, place, self.sems.at[at]).wait()
 
-    def _start(self, unit, entry, at, page) -> None:
-        # A missing page has row -1. Row 0 is copied in its place, so that waiting needs no exception for it.
-        self._dma(lax.max(self.tables.row(unit, entry), np.int32(0)), at, page).start()
+    def _step_into(self, at, wanted) -> NextStep:
+        unit, entry = self.cursor[UNIT], self.cursor[ENTRY]
+        count = jnp.where(wanted & (unit < self.units.num_units[0]), self.cursor[LEFT], 0)
+        return NextStep(at, unit, entry, entry + jnp.maximum(count - 1, 0), count, wanted)
 
-    def _dma(self, row, at, page):
-        heads = self.buffers.shape[2]
-        source = self.view.at[row]
-        if heads < self.view.shape[1]:
-            source = source.at[pl.ds(self.first_head, heads)]
-        return pltpu.make_async_copy(source, self.buffers.at[at, page], self.sems.at[at])
+    def _start(self, step: NextStep, page, *, surely: bool = False) -> None:
+        """Start the DMA of a page of a step, if the step has it, as it `surely` may."""
+        memory = self.tables.near, self.view, self.buffers, self.sems
+        sizes = {"rows": self.rows, "read": self.tables.read, "surely": surely}
+        start = _start_page_jitted if self.jitted else _start_page
+        start(*memory, self.layer, self.first_head, step, page, **sizes)
 
     def _move_on(self, wanted: Any = True) -> None:
         unit, left = self.cursor[UNIT], self.cursor[LEFT] - self.step_pages
@@ -270,3 +308,28 @@ class Ring:
         self.cursor[UNIT] = jnp.where(done, unit + 1, unit)
         self.cursor[ENTRY] = jnp.where(done, self.units.entry[following], entry)
         self.cursor[LEFT] = jnp.where(done, self.units.num_pages[following], left)
+
+
+def _start_page(near, view, buffers, sems, layer, first_head, step: NextStep, page, *, rows, read, surely) -> None:
+    """Start the DMA of a page of a step, see `Ring._start`; `read`: that of the tables."""
+    entry = step.entry + page
+    if not surely:  # a load has no predicate: none may be beyond the table
+        entry = jnp.minimum(entry, step.last)
+
+    def start():
+        # A missing page has row -1. Row 0 is copied in its place, so that waiting needs no exception for it.
+        row, heads = jnp.maximum(read(near, step.unit, entry), 0), buffers.shape[2]
+        source = view.at[pl.ds(layer, rows)].at[row]
+        if heads < view.shape[1]:
+            source = source.at[pl.ds(first_head, heads)]
+        pltpu.make_async_copy(source, buffers.at[step.at, page], sems.at[step.at]).start()
+
+    if surely:
+        start()
+    else:
+        pl.when(page < step.count)(start)
+
+
+_start_page_jitted = jax.jit(_start_page, static_argnames=("rows", "read", "surely"))
+"""The same, which JAX traces once and inlines as it lowers the kernel: a decode's basic blocks start some hundred DMAs.
+Pallas' interpreter without TPU semantics takes no semaphore as an argument of a jitted function."""

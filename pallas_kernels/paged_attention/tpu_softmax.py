@@ -20,6 +20,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
@@ -55,6 +56,7 @@ class Tile(NamedTuple):
         return Tile(keep(self.rows, 0), self.scales and (keep(self.scales[0], 1), keep(self.scales[1], 1)))
 
 
+@functools.partial(jax.jit, static_argnames=("pages", "tile", "dtype"))  # a step's spans are traced once
 def load_tile(buffers: Any, at: Any, first: Any, pages: int, tile: int, dtype: jnp.dtype) -> Tile:
     """Load a tile of `pages` pages from page `first` on, in one buffer of the ring.
 
@@ -264,6 +266,7 @@ class OnlineSoftmax:
         )
 
 
+@jax.jit
 def weigh(scores: Any, top: Any) -> tuple[Any, Any]:
     """Return a span's weights, and their sum in each lane."""
     parts = [jnp.exp2(scores[:, :, j : j + LANES] - top) for j in range(0, scores.shape[2], LANES)]

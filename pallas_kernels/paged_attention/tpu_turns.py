@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.counting_loop import loop
 from pallas_kernels.paged_attention.reference import Reach
 from pallas_kernels.paged_attention.tpu_new_rows import NewRows
 from pallas_kernels.paged_attention.tpu_ring import Ring
@@ -21,7 +22,7 @@ def visit_units(visit: Callable[[Any], None], first: Any, at_once: int, count: i
     if at_once == 1:
         visit(first)
     else:
-        pl.loop(0, jnp.minimum(at_once, count - first))(lambda i: visit(first + i))
+        loop(0, jnp.minimum(at_once, count - first))(lambda i: visit(first + i))
 
 
 def prime(ring: Ring, missing: MissingBlocks, new: NewRows | None) -> None:

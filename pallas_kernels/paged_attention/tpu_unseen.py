@@ -15,6 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels.counting_loop import loop
 from pallas_kernels.kv_codes import tokens_of
 from pallas_kernels.paged_attention.tpu_ring import TableWindows, WholeTables
 
@@ -42,7 +43,7 @@ class MissingBlocks:
         size = self.penalty.shape[1] // self.buffers.shape[1]
         column = lax.broadcasted_iota(jnp.int32, self.penalty.shape, 1)
 
-        @pl.loop(0, pages)
+        @loop(0, pages)
         def _(page):
             @pl.when(self.tables.row(unit, entry + page) < 0)
             def _():
@@ -70,7 +71,7 @@ class CleanValues:
     def clear(self, at, first, stop) -> None:
         """Zero the values of a step's pages from page `first` up to page `stop`, into which nothing was copied."""
 
-        @pl.loop(first, stop)
+        @loop(first, stop)
         def _(page):
             for tile in self.tiles:
                 there = self.buffers.at[at, page, :, tile]

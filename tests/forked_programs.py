@@ -31,7 +31,7 @@ class ProgramServer:
 
     Args:
         python: the interpreter.
-        modules: what it imports before; one that is missing is left out.
+        modules: what it imports before; one that cannot be imported is left out, and a program that needs it says why.
         environment: its variables. JAX reads its own as it is imported, so a program's have to be the same.
     """
 
@@ -45,6 +45,10 @@ class ProgramServer:
             bufsize=0,  # so that no answer waits in a buffer that `select` does not see
         )
         atexit.register(self.close)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
 
     def close(self) -> None:
         """End the process."""
@@ -75,14 +79,19 @@ class ProgramServer:
                 "folder": os.getcwd(),
                 "outputs": list(map(str, outputs)),
             }
-            _given(self._process.stdin).write(json.dumps(request).encode() + b"\n")
+            with suppress(BrokenPipeError):  # that it has ended, the answer says
+                _given(self._process.stdin).write(json.dumps(request).encode() + b"\n")
             program = self._answer(None)
             try:
                 status = self._answer(timeout)
-            except TimeoutError:
-                os.kill(program, signal.SIGKILL)
-                self._answer(None)
-                raise subprocess.TimeoutExpired(list(arguments), timeout) from None
+            except BaseException as error:  # an interrupt too ends the program, as in `subprocess.run`
+                with suppress(ProcessLookupError):  # it may have ended just now
+                    os.kill(program, signal.SIGKILL)
+                with suppress(RuntimeError):  # the next program would be given this one's status
+                    self._answer(None)
+                if isinstance(error, TimeoutError):
+                    raise subprocess.TimeoutExpired(list(arguments), timeout) from None
+                raise
             printed = [output.read_text(errors="replace") for output in outputs]
             return subprocess.CompletedProcess(list(arguments), status, *printed)
 
@@ -108,10 +117,16 @@ def run_forked(
     modules: Sequence[str],
     timeout: float = 600,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process forked from one that has imported modules; see `ProgramServer`."""
+    """Run a program in a process forked from one that has imported modules; see `ProgramServer`.
+
+    On a Mac it is a process of its own: the system's libraries for arrays may fail in a fork.
+    """
+    if sys.platform == "darwin":
+        command = [python, *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
     of_jax = tuple(sorted((name, value) for name, value in environment.items() if name.startswith("JAX_")))
     key = str(python), tuple(modules), of_jax
-    if key not in _SERVERS:
+    if key not in _SERVERS or _SERVERS[key].has_ended:
         _SERVERS[key] = ProgramServer(python, modules, environment)
     return _SERVERS[key].run(arguments, environment, timeout)
 
@@ -127,7 +142,7 @@ def _serve(modules: Sequence[str]) -> dict[str, Any] | None:
     A child's id is printed as it begins, its status as it ends.
     """
     for name in modules:
-        with suppress(ImportError):
+        with suppress(Exception):
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # or each child would go through all of this, and have its own copy then

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from forked_programs import ProgramServer
+from forked_programs import ProgramServer, run_forked
 
 SAYS = """
 import json, os, sys
@@ -70,3 +71,43 @@ def test_a_program_that_does_not_end_in_time_is_killed_and_the_next_one_runs(ser
     with pytest.raises(subprocess.TimeoutExpired):
         server.run([str(program.parent / "hangs.py")], os.environ, timeout=0.2)
     assert server.run([str(program), "0"], os.environ | {"GIVEN": ""}, timeout=60).returncode == 0
+
+
+def test_an_interrupt_ends_the_program_and_the_next_one_runs(server, program):
+    (program.parent / "hangs.py").write_text(
+        "import os, signal, sys\nprint(os.getpid(), file=open(sys.argv[1], 'w'), flush=True)\n"
+        "os.kill(int(sys.argv[2]), signal.SIGINT)\nsignal.pause()\n"
+    )
+    number = program.parent / "number"
+    with pytest.raises(KeyboardInterrupt):
+        server.run([str(program.parent / "hangs.py"), str(number), str(os.getpid())], os.environ, timeout=60)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(number.read_text()), 0)
+    assert server.run([str(program), "0"], os.environ | {"GIVEN": ""}, timeout=60).returncode == 0
+
+
+def test_a_module_that_fails_is_left_to_the_program_that_needs_it(tmp_path):
+    (tmp_path / "fails.py").write_text("raise ValueError('so it is')\n")
+    (tmp_path / "imports.py").write_text("import fails\n")
+    server = ProgramServer(sys.executable, ["fails"], os.environ | {"PYTHONPATH": str(tmp_path)})
+    try:
+        run = server.run([str(tmp_path / "imports.py")], os.environ, timeout=60)
+        assert run.returncode == 1 and run.stderr.endswith("ValueError: so it is\n")
+    finally:
+        server.close()
+
+
+def test_a_server_that_has_ended_is_named_and_another_one_runs_the_next_program(tmp_path):
+    (tmp_path / "parent.py").write_text("import os, sys\nos.kill(os.getppid(), int(sys.argv[1]))\nprint('is there')\n")
+    run = [sys.executable, [str(tmp_path / "parent.py"), str(int(signal.SIGKILL))], os.environ]
+    with pytest.raises(RuntimeError, match="ended with -9"):
+        run_forked(*run, modules=["json"])
+    run[1][1] = "0"
+    assert run_forked(*run, modules=["json"]).stdout == "is there\n"
+
+
+def test_a_mac_forks_no_process_that_has_imported_arrays(tmp_path, monkeypatch):
+    monkeypatch.setattr("forked_programs.sys.platform", "darwin")
+    (tmp_path / "parent.py").write_text("import os\nprint(os.getppid())\n")
+    done = run_forked(sys.executable, [str(tmp_path / "parent.py")], os.environ, modules=["json"])
+    assert int(done.stdout) == os.getpid()

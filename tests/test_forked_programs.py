@@ -14,7 +14,7 @@ from forked_programs import ProgramServer, run_forked
 
 SAYS = """
 import json, os, sys
-import beside
+import neighbour
 print(json.dumps([__name__, sys.argv, os.getcwd(), sys.path[:2], os.environ["GIVEN"], "HOME" in os.environ]))
 print("words", file=sys.stderr)
 print(sys.stdin.read(), end="")
@@ -31,7 +31,7 @@ def server():
 
 @pytest.fixture
 def program(tmp_path) -> Path:
-    (tmp_path / "beside.py").touch()
+    (tmp_path / "neighbour.py").touch()
     (tmp_path / "says.py").write_text(SAYS)
     return tmp_path / "says.py"
 

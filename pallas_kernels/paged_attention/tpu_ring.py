@@ -253,7 +253,8 @@ class Ring:
 
         @pl.when(step.unit < self.units.num_units[0])
         def _():
-            count, even = jnp.minimum(step.count, self.step_pages), 0
+            count = jnp.minimum(step.count, self.step_pages)
+            even: Any = 0
             if self.step_pages > UNROLL:
                 even = lax.div(count, UNROLL) * UNROLL
 

@@ -1,10 +1,11 @@
 """Takes each decode's state through VMEM in pieces: the part that the TPU kernels of all recurrences share.
 
 Memory. The pool stays in HBM, read and written by DMAs that the kernel starts itself. A *piece* is a run of rows of one
-layer's state in one block, at most `PIECE_BYTES`. One DMA brings it into a buffer of a ring in VMEM, [ring, rows, 128];
-the cell updates it in the buffer; another DMA writes it to the block that takes the state. All operands of a token
-are rows of one array, [tokens, rows, 128]. Pallas moves them and the outputs in blocks of some tokens, `TURN_BYTES`: a
-DMA for each token would be waited for longer than a small state takes. Constants stay in VMEM for the whole launch.
+layer's state in one block, as many as its `Cell` says. One DMA brings it into a buffer of a ring in VMEM, [ring, rows,
+128]; the cell updates it in the buffer; another DMA writes it to the block that takes the state. All operands of a
+token are rows of one array, [tokens, rows, 128]. Pallas moves them and the outputs in blocks of some tokens,
+`TURN_BYTES`: a DMA for each token would be waited for longer than a small state takes. Constants stay in VMEM for the
+whole launch.
 
 Loops. The grid has one turn per block of tokens, in order; a turn loops over its decodes, and over the pieces of their
 states. Pieces of all decodes are numbered through, and piece n uses buffer ``n % ring``. While piece n is computed, up
@@ -32,6 +33,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from pallas_kernels.recurrent.layout import LANES, StatePlace, Units
 
 PIECE_BYTES = 512 * 1024
+"""Most bytes of a piece, where a recurrence has no bound of its own."""
 RING_BYTES = 8 * 2**20
 """VMEM of the ring. Half of it, 4 MiB, is being read, which is more than HBM delivers during the latency of a DMA."""
 MIN_RING, MAX_RING = 4, 32

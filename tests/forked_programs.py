@@ -1,9 +1,9 @@
 """Runs programs in processes forked from one that has imported what all of them import.
 
 A program that starts from nothing imports jax, flax, transformers, and often torch, for three to six seconds of a core.
-The process that is forked, one for each interpreter and its settings of JAX, imports them once; it has no devices and
-no threads, as JAX makes both when it first computes. This file is also that process's program, which needs nothing but
-Python.
+The process that is forked, one for each interpreter and its settings of JAX, imports them once. It has no devices and
+no threads of JAX, which makes both when it first computes; NumPy's OpenBLAS ends its own before a fork. This file is
+also that process's program, which needs nothing but Python.
 """
 
 from __future__ import annotations

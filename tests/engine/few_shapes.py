@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jpaged import LLM
+from jpaged.execution.shapes import SAMPLERS
 
 
 def run_in_few_shapes(llm: LLM) -> None:
@@ -13,5 +14,5 @@ def run_in_few_shapes(llm: LLM) -> None:
     shapes, buckets = runner.shapes, runner.buckets
     for bucket in (buckets.mixed[-1], buckets.decode[-1]):
         shapes.step(bucket).trace()()
-    shapes.sampler(buckets.sample_rows[-1], 0, "greedy").trace()()
+    shapes.sampler(buckets.sample_rows[-1], SAMPLERS[0]).trace()()
     runner.takes_larger = True

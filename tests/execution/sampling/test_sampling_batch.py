@@ -235,7 +235,7 @@ def test_arrays_of_the_same_rows_are_kept_from_step_to_step_and_on_the_devices()
     assert two.ranked is one.ranked
     assert arrays_of(two, DrawnRows) is arrays_of(one, DrawnRows)
     assert arrays_of(two, WeighedTokens) is not arrays_of(one, WeighedTokens)
-    other = placed.put(rows.arrays(ScheduledStep(other_samples=samples_of([asking(), asked[1]], 4)), 4))
+    other = placed.put(rows.arrays(ScheduledStep(other_samples=samples_of([asking(), asked[1]], 4)), 4), None)
     assert other.ranked is one.ranked, "its second row asks too"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from flax import nnx
 from jpaged.execution.batch import StepBatch
 from jpaged.execution.compile.buckets import Bucket
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.sampling.sampling_batch import RANKED, sampling_arrays
+from jpaged.execution.sampling.sampling_batch import RANKED, sampling_arrays, with_room
 from jpaged.model_api import DraftBlock
 from jpaged.scheduling.step import Chunk, Sample, ScheduledStep
 
@@ -58,7 +58,7 @@ class Drafter:
     Args:
         build: see `BatchBuilder.build`.
         bucket: finds the bucket of a number of tokens of a number of sequences.
-        rows: finds how many rows the sampler runs for, for a number of samples.
+        rows: finds the numbers of rows that the sampler is compiled for and that hold a number of samples.
         most: sequences that one pass can hold, of one token each.
         draft: runs a pass.
         block: see `jpaged.model_api.DraftHead`.
@@ -68,7 +68,7 @@ class Drafter:
         self,
         build: Callable[[ScheduledStep, Bucket], StepBatch],
         bucket: Callable[[int, int], Bucket],
-        rows: Callable[[int], int],
+        rows: Callable[[int], Sequence[int]],
         vocab_size: int,
         most: int,
         draft: DraftOnce,
@@ -122,7 +122,7 @@ class Drafter:
     def _pass(self, step: ScheduledStep, drawn: list[Sample]) -> list[int]:
         """Return the tokens that are drawn from the states of a step's samples, as those of `drawn` would be."""
         bucket = self._bucket(step.num_tokens, len(step.chunks))
-        args = sampling_arrays(drawn, self._rows(len(drawn)), self._vocab_size)
+        args = with_room(self._rows(len(drawn)), lambda rows: sampling_arrays(drawn, rows, self._vocab_size))
         args.ranked[:] = False
         batch = self._build(step, bucket)._replace(reads_all=None)  # what drafts leaves no row out
         tokens = self._draft(batch, bucket, args, 0 if args.plain else RANKED)

@@ -121,7 +121,7 @@ class Runner:
         self._drafter = Drafter(
             self._builders[0].build,
             self.shapes.draft_bucket,
-            self.buckets.smallest_sample,
+            self.buckets.samples_holding,
             settings.vocab_size,
             self.buckets.decode[-1].seqs,
             self._draft,

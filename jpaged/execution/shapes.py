@@ -222,7 +222,9 @@ class Shapes:
         assert drafter is not None
 
         def step(bucket: Bucket) -> Compile:
-            batch = without_adapters(self.empty_batch(bucket))._replace(reads_all=None)
+            batch = without_adapters(self.empty_batch(bucket))
+            if self.drafts_blocks:  # of one that follows, only the KV is read
+                batch = batch._replace(reads_all=None)
             return drafter.prepare_step(batch, self._last_tokens, bucket)
 
         def follow(bucket: Bucket) -> Compile:

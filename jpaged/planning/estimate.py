@@ -24,7 +24,7 @@ LEAST_CONTRACTED = 16
 
 def estimate_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
     """Estimate what `jpaged.engine.memory_plan.compile_largest` measures, from the widest activations, those of the
-    encoder's own for its rows, and float32 logits."""
+    encoder's own for its rows, and float32 logits with the tables of their edits."""
     itemsize = _activations(programs.params).itemsize
     step = ROWS_HELD * programs.max_num_batched_tokens * _widest(programs.params) * itemsize
     logits = ROWS_HELD * programs.max_num_seqs * -(-programs.vocab_size // programs.spec.shards) * 4
@@ -33,7 +33,8 @@ def estimate_largest(programs: StepPrograms) -> tuple[ProgramSize, ...]:
         tower = {part: programs.params[part] for part in nnx.merge(programs.graphdef, programs.params).encoder_parts}
         row = ROWS_HELD * programs.image_rows.longest * _widest(tower) * itemsize
         encoding = (ProgramSize("image encoder", row, 0, 0.0),)
-    return ProgramSize("mixed step", step, 0, 0.0), ProgramSize("sampler", logits, 0, 0.0), *encoding
+    sampler = ProgramSize("sampler", logits + programs.table_bytes, 0, 0.0)
+    return ProgramSize("mixed step", step, 0, 0.0), sampler, *encoding
 
 
 def _widest(params: Any) -> int:

@@ -245,6 +245,10 @@ def test_edits_of_more_tokens_than_the_sampler_lists_compile_nothing_and_change_
     assert tabled
     assert [output.outputs[0].token_ids for output in together] == alone
     assert all(set(tokens[:6]).isdisjoint(range(3, 200)) for tokens in alone), "they end nothing before min_tokens"
+    tabled.clear()
+    monkeypatch.setattr(llm.control.engine.runner, "takes_larger", False)  # as after a warm-up alone
+    llm.generate(ids(PROMPTS[0]), replace(asked[0], bad_words=[chr(number) for number in range(33, 127)]))
+    assert tabled
 
 
 def test_a_stop_token_outside_the_vocabulary_is_refused(llm):

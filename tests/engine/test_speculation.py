@@ -298,8 +298,10 @@ def test_the_metrics_count_drafts(engines):
     assert drafting.stats().num_output_tokens - before == sum(len(o.outputs[0].token_ids) for o in outputs)
 
 
-def test_after_a_warm_up_drafts_compile_nothing(folder):
-    llm = LLM(folder, speculative=NGram(2), **SETTINGS | {"max_num_seqs": 4, "max_num_batched_tokens": 64})
+@pytest.mark.parametrize("way", ["n-grams", "a model"])
+def test_after_a_warm_up_drafts_compile_nothing(folder, way):
+    drafts = {"n-grams": NGram(2), "a model": DraftModel(folder, tokens=2)}[way]
+    llm = LLM(folder, speculative=drafts, **SETTINGS | {"max_num_seqs": 4, "max_num_batched_tokens": 64})
     llm.warmup(use_tqdm=False)
     serve(llm, GREEDY)
     assert llm.stats().num_draft_tokens > 0 and llm.stats().num_recompiles == 0

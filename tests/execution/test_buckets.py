@@ -26,7 +26,7 @@ def test_mixed_buckets_are_eighths_of_the_budget_at_least_64_apart():
 def test_the_sampler_has_as_many_rows_as_it_needs_within_a_factor_of_four_and_of_two_above_four():
     buckets = Buckets(max_num_seqs=100, max_num_batched_tokens=512)
     assert buckets.sample_rows == (1, 4, 8, 16, 32, 64, 100)
-    assert [buckets.smallest_sample(n) for n in (0, 1, 2, 4, 5, 9, 17, 33, 65)] == [1, 1, 4, 4, 8, 16, 32, 64, 100]
+    assert [buckets.samples_holding(n)[0] for n in (0, 1, 2, 4, 5, 9, 17, 33, 65)] == [1, 1, 4, 4, 8, 16, 32, 64, 100]
     assert Buckets(max_num_seqs=1, max_num_batched_tokens=1).sample_rows == (1,)
 
 

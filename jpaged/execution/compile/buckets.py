@@ -116,10 +116,6 @@ class Buckets:
         the fewest on."""
         return tuple(size for size in self.sample_rows if size >= rows)
 
-    def smallest_sample(self, rows: int) -> int:
-        """Return the fewest rows the sampler is compiled for that hold `rows`, at most max_num_seqs."""
-        return self.samples_holding(rows)[0]
-
     def common(self, sizes: Iterable[tuple[int, int]], *, images: bool = False, adapters: bool = False) -> Bucket:
         """Return the smallest bucket for several steps, given as (tokens, sequences); see `smallest`."""
         sizes = list(sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from jax.sharding import Mesh
@@ -13,7 +13,7 @@ from jpaged.execution.mesh import num_replicas
 from jpaged.execution.readouts.base import Device, ForwardPass, Sampled, of_replica
 from jpaged.execution.sampling.sample_step import Drawn, StepOutput
 from jpaged.execution.sampling.sampler import SamplingArrays
-from jpaged.execution.sampling.sampling_batch import SamplerRows, of_all, top_size
+from jpaged.execution.sampling.sampling_batch import SamplerRows, of_all, top_size, with_room
 from jpaged.scheduling.step import ScheduledStep
 from jpaged.scheduling.top_tokens import TopTokens
 
@@ -95,11 +95,13 @@ class Draws:
         if forward.on_draw is None and not any(step.reads_draws for step in steps):
             return NoDraw(steps)
         sizes = self._buckets.samples_holding(max(step.num_samples for step in steps))
-        args, top = self._arrays(steps, sizes[0])
+        args = with_room(sizes, partial(self._arrays, steps))
+        ranked = _ranked(steps)
+        # The plain variant may add up in another order.
+        top = 0 if args.plain and not self._deterministic else ranked
         if not self._is_ready(args, top):
-            ranked = _ranked(steps)
-            for rows in sizes:
-                larger, _ = self._arrays(steps, rows)
+            for rows in sizes[sizes.index(args.position.shape[-1]) :]:
+                larger = self._arrays(steps, rows)
                 found = next((which for which in (top, ranked) if self._is_ready(larger, which)), None)
                 if found is not None:
                     self._lacks(args, top)
@@ -110,12 +112,10 @@ class Draws:
             forward.on_draw(args, top, output)
         return Draw(steps, output, device.fetch, is_ranked=bool(top))
 
-    def _arrays(self, steps: Sequence[ScheduledStep], rows: int) -> tuple[SamplingArrays, int]:
-        """Return the sampler's arguments for a number of rows, and how many of the most likely tokens it returns."""
+    def _arrays(self, steps: Sequence[ScheduledStep], rows: int) -> SamplingArrays:
+        """Return the sampler's arguments for a number of rows."""
         each = [of.arrays(step, rows) for of, step in zip(self._rows, steps, strict=True)]
-        args = of_all(self._mesh, each, self._vocab_size)
-        # The plain variant may add up in another order.
-        return args, 0 if args.plain and not self._deterministic else _ranked(steps)
+        return of_all(self._mesh, each, self._vocab_size)
 
 
 def _ranked(steps: Sequence[ScheduledStep]) -> int:

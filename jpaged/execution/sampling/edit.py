@@ -154,6 +154,12 @@ class Edit(ABC, Generic[A]):
         return _with(arrays, dict.fromkeys(self.pairs) | table)
 
 
+def as_wide(table: Array, logits: Float[Array, "seqs vocab"]) -> Array:
+    """Return a table with as many columns as logits have, zeros for those that several devices need beyond the
+    vocabulary."""
+    return jnp.pad(table, ((0, 0), (0, logits.shape[1] - table.shape[1])))
+
+
 def _with(arrays: Any, some: Mapping[str, Any]) -> Any:
     """Return the NamedTuple with some of its arrays replaced."""
     return arrays._replace(**some)

@@ -18,6 +18,7 @@ from jpaged.execution.sampling.edit import (
     TURN,
     Edit,
     Table,
+    as_wide,
     history_of,
     newest,
     of_row,
@@ -133,10 +134,10 @@ class BiasAndPenalties(Edit[WeighedTokens]):
     ) -> Float[Array, "seqs vocab"]:
         """Reweigh every token by tables; those without a pair keep their logits."""
         newest_one = jnp.where(last >= 0, jnp.arange(logits.shape[0]), NO_ROW), last
-        count = jnp.asarray(arrays.times).at[newest_one].add(1, mode="drop")
-        seen = jnp.asarray(arrays.seen).at[newest_one].set(True, mode="drop")
+        bias, times, seen = (as_wide(jnp.asarray(each), logits) for each in (arrays.bias, arrays.times, arrays.seen))
+        count, seen = times.at[newest_one].add(1, mode="drop"), seen.at[newest_one].set(True, mode="drop")
         of_rows = (jnp.asarray(each)[:, None] for each in (arrays.repetition, arrays.frequency, arrays.presence))
-        return _penalised(logits + arrays.bias, seen, count, *of_rows)
+        return _penalised(logits + bias, seen, count, *of_rows)
 
 
 def _penalised(
@@ -204,7 +205,7 @@ class Bans(Edit[BannedTokens]):
         self, logits: Float[Array, "seqs vocab"], arrays: BannedTokens, last_tokens: Int[Array, " max_seqs"]
     ) -> Float[Array, "seqs vocab"]:
         if arrays.row is None:
-            return jnp.where(arrays.after, -jnp.inf, logits)
+            return jnp.where(as_wide(jnp.asarray(arrays.after), logits), -jnp.inf, logits)
 
         last = newest(arrays.pending, last_tokens)
 

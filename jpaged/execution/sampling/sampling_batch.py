@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from functools import cache
 from typing import Any
@@ -108,6 +108,21 @@ def _of_one_size(edit: Edit[Any], each: tuple[Any, ...], blank: Any) -> tuple[An
         return tuple(whole)
     size = max(map(edit.num_pairs, whole))
     return tuple(arrays if edit.num_pairs(arrays) == size else edit.resized(arrays, blank, size) for arrays in whole)
+
+
+def with_room(sizes: Seq[int], arrays: Callable[[int], SamplingArrays]) -> SamplingArrays:
+    """Return the arrays of a draw for the fewest rows whose lists have room for all pairs; for the most rows, which
+    alone take tables, if none have.
+
+    Args:
+        sizes: numbers of rows that hold the draw, from the fewest on.
+        arrays: makes the arrays for a number of rows.
+    """
+    args = arrays(sizes[0])
+    if not args.tabled or len(sizes) == 1:
+        return args
+    most = arrays(sizes[-1])
+    return most if most.tabled else next(args for args in map(arrays, sizes[1:]) if not args.tabled)
 
 
 def top_size(asked: int) -> int:

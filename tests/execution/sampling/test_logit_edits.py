@@ -73,6 +73,8 @@ def test_pairs_edit_to_the_bit_the_same_in_tables_and_in_lists_by_turns(requests
         np.asarray(how(LOGITS, given, last)) for how, given in ((edit, args), (edit, tabled), (edit_by_turns, args))
     )
     assert by_tables.tobytes() == by_turns.tobytes() == whole.tobytes()
+    wide = edit(np.pad(LOGITS, ((0, 0), (0, 3)), constant_values=-np.inf), tabled, last)  # as of several devices
+    assert np.asarray(wide[:, :VOCAB]).tobytes() == whole.tobytes() and np.isneginf(wide[:, VOCAB:]).all()
 
 
 @settings(max_examples=examples(50), deadline=None)

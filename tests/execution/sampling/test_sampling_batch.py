@@ -17,7 +17,14 @@ from jpaged.execution.sampling.logit_edits import BannedTokens, Bans, TokenMasks
 from jpaged.execution.sampling.pair_tables import PairTables
 from jpaged.execution.sampling.registry import EDITS
 from jpaged.execution.sampling.sampler import sample
-from jpaged.execution.sampling.sampling_batch import PlacedRows, SamplerRows, blank_rows, of_all, sampling_arrays
+from jpaged.execution.sampling.sampling_batch import (
+    PlacedRows,
+    SamplerRows,
+    blank_rows,
+    of_all,
+    sampling_arrays,
+    with_room,
+)
 from jpaged.execution.sampling.truncations import ALL, DrawnRows, LeastWeights, LikelyTokens, Nuclei
 from jpaged.sampling_params import SamplingParams, StructuredOutputsParams, parameters_of
 from jpaged.scheduling import Chunk, Request, Sample, ScheduledStep, Sequence
@@ -39,6 +46,18 @@ def sampling_of(*requests: Request, start: int = 0, width: int = 4):
     chunks = [Chunk(r.sequences[0], start, 1, -1, None) for r in requests]
     samples = [Sample(r, r.sequences[0], chunk) for r, chunk in zip(requests, chunks, strict=True)]
     return sampling_arrays(samples, width, VOCAB)
+
+
+def test_pairs_that_no_list_of_few_rows_holds_are_drawn_in_more_rows_and_at_last_in_tables():
+    def drawn(pairs: int) -> tuple[int, bool]:
+        of_all = request(sequence([1], 0), bad_words=None)
+        of_all.bad_words = tuple((number % VOCAB,) for number in range(pairs))
+        args = with_room((1, 4, 8, 16), lambda width: sampling_of(of_all, width=width))
+        return args.position.shape[0], args.tabled
+
+    few, many = Bans().listed(1), Bans().listed(16)
+    assert drawn(few) == (1, False) and drawn(few + 1) == (4, False)
+    assert drawn(many) == (8, False) and drawn(many + 1) == (16, True)
 
 
 def test_sampling_settings_become_rows_and_padding_is_greedy():
@@ -216,7 +235,7 @@ def test_arrays_of_the_same_rows_are_kept_from_step_to_step_and_on_the_devices()
     assert two.ranked is one.ranked
     assert arrays_of(two, DrawnRows) is arrays_of(one, DrawnRows)
     assert arrays_of(two, WeighedTokens) is not arrays_of(one, WeighedTokens)
-    other = placed.put(rows.arrays(ScheduledStep(other_samples=samples_of([asking(), asked[1]], 4)), 4))
+    other = placed.put(rows.arrays(ScheduledStep(other_samples=samples_of([asking(), asked[1]], 4)), 4), None)
     assert other.ranked is one.ranked, "its second row asks too"
 
 

@@ -78,11 +78,16 @@ class BlockAllocator:
                 pages += -(-gap // group.blocks_per_page)
         return pages
 
-    def has_below(self, g: int, level: int) -> bool:
-        """Tell whether a block of a group can be had while all cached blocks of a level above `level`, and the
+    def has_below(self, g: int, level: int, request: OpenPages) -> bool:
+        """Tell whether a request can have a block of a group while all cached blocks of a level above `level`, and the
         protected ones, stay."""
         group, pages = self.groups[g], self.pages
-        if pages.free or group.open_pages:
+        if group.open_pages:
+            return True
+        if request.packed and group.stale_pages:
+            oldest = group.evictable.get(self._oldest_block(g, next(iter(group.stale_pages))))
+            return oldest is not None and oldest.level <= level
+        if pages.free:
             return True
         idle = pages.oldest_idle()
         if idle is not None and not pages.is_guarded(idle) and pages.newest[idle].level <= level:

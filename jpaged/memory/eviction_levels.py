@@ -117,7 +117,8 @@ class EvictionLevels:
         """Tell whether a state that an answer leaves after `end` tokens takes no block of a higher level."""
         retention = sequence.request.retention
         asked = None if retention is None else level_at(retention, end - 1)
-        return self._allocator.has_below(g, _lowered(0 if asked is None else asked[0], is_unlikely))
+        level = _lowered(0 if asked is None else asked[0], is_unlikely)
+        return self._allocator.has_below(g, level, sequence.request.open_pages)
 
     def _asked_level(self, retention: CacheRetention | None, g: int, link: Link, end: int) -> int:
         """Return the level that requests gave to a content whose prefix ends at `end`, after noting what the one that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import time
 
 import numpy as np
@@ -49,6 +50,25 @@ def test_the_next_process_finds_what_was_written(tmp_path):
     assert again.writes and again.blocks == stored
     for number in range(5):
         check(again, number, number)
+    again.close()
+
+
+def test_a_block_for_which_the_list_has_no_room_is_not_there(tmp_path):
+    file, (soft, hard) = opened(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    long = block(1, 0)._replace(tokens=b"tokens" * 1000)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SIZE + 100, hard))
+    try:
+        with pytest.raises(OSError, match="No space left on device for the list"):
+            file.write(0, b"1", content(1), long)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(DamagedBlock):
+        file.read(0, b"1", SIZE)
+    stored = write(file, 2, 1)
+    assert file.blocks == [stored]
+    file.close()
+    again = opened(tmp_path)
+    assert again.blocks == [stored]
     again.close()
 
 

@@ -281,6 +281,25 @@ def test_a_request_that_is_not_packed_keeps_what_mixed_pages_have_cached_while_p
     assert pool.take(request) == [4] and pool.evicted == []
 
 
+@settings(max_examples=examples(30), deadline=None)
+@given(st.sampled_from([[1], [2], [4], [3, 2], [4, 1, 2]]), st.integers(2, 5), st.randoms(use_true_random=False))
+def test_a_block_that_can_be_had_below_a_level_costs_none_of_a_higher_one(blocks_per_page, num_pages, chance):
+    pool, kept, used = Pool(blocks_per_page, num_pages), {}, []
+    requests = [pool.request() for _ in range(3)]
+    requests[0].packed = True
+    for tick in range(30):
+        g, level, request = chance.randrange(len(blocks_per_page)), chance.randint(-1, 1), chance.choice(requests)
+        if pool.allocator.has_below(g, level, request):
+            pool.evicted.clear()
+            used += [(g, block) for block in pool.take(request, g=g)]
+            assert all(kept[block] <= level for block in pool.evicted)
+        if used and chance.random() < 0.6:
+            g, block = used.pop(chance.randrange(len(used)))
+            level, protect = chance.randint(-1, 2), chance.random() < 0.1
+            kept[g, block] = 3 if protect else level
+            pool.allocator.release(g, block, EvictionKey(tick, 0).at_level(level), True, protect)
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(blocks_per_page=st.integers(1, 5), window=st.integers(1, 9), steps=st.lists(st.integers(1, 4), max_size=30))
 def test_a_packed_requests_window_never_has_more_pages_than_its_blocks_fill(blocks_per_page, window, steps):

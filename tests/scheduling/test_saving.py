@@ -203,7 +203,7 @@ def test_every_field_of_requests_and_sequences_is_saved_or_follows_from_what_is(
     apart |= {"pause_times", "asks", "retention", "prefix_ends", "tier_tokens"}
     held_again = {"held"}  # what the saved memory has is cached there; the rest is made again
     within_a_turn = {"pooling", "pooled"}  # of requests that begin and end while nobody else has the engine
-    follows = {"edits"}  # from the parameters
+    follows = {"edits", "most_pages"}  # from the parameters and from the pool
     others = {*held_again, *within_a_turn, *follows, "sequences", "overflow_requests"}
     plain = {RENAMED.get(name, name) for name in REQUEST_FIELDS}
     assert {f.name for f in fields(Request)} == {*plain, *TIMES, *apart, *others}

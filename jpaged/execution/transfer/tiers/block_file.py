@@ -158,9 +158,10 @@ class BlockFile:
         left = flat.data
         while left:
             left = left[self._file.write(left) :]
-        self._sums[place] = _checksum(name, flat)
+        checksum = _checksum(name, flat)
         if self._journal is not None and stored is not None:
-            self._journal.add(Record(stored, self._sums[place]))
+            self._journal.add(Record(stored, checksum))
+        self._sums[place] = checksum
 
     def read(self, place: int, name: bytes, num_bytes: int) -> Bytes:
         """Return a block that was written under this name.

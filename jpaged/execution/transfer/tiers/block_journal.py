@@ -143,11 +143,11 @@ class BlockJournal:
         Raises:
             OSError: the disk fails, or has no room; the list ends before the block then.
         """
-        self._note(record)
         packed = _packed(record)
         if os.pwrite(self._file, packed, self._end) < len(packed):
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} for the list {self._path}")
         self._end += len(packed)
+        self._note(record)
         if self._end > SPARE + 2 * self._live_bytes:
             self._replace(self.records)
 

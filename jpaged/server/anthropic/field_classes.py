@@ -78,7 +78,7 @@ MESSAGE = FieldClasses(
     items={"content": {**_SERVER_BLOCKS, "redacted_thinking": ""}},
 )
 THINKING = FieldClasses(without_effect={"block_binding": "thoughts are not sealed"})
-OUTPUT_CONFIG = FieldClasses(not_honoured={"task_budget": "the model is told of no budget; max_tokens is followed"})
+OUTPUT_CONFIG = FieldClasses(not_honoured={"task_budget": "the model sees no budget; max_tokens is followed"})
 TOOL = FieldClasses(
     without_effect={"eager_input_streaming": "arguments stream as they grow"},
     not_honoured={

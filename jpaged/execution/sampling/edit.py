@@ -81,7 +81,7 @@ class Edit(ABC, Generic[A]):
     def edit(
         self, logits: Float[Array, "seqs vocab"], arrays: A, last_tokens: Int[Array, " max_seqs"]
     ) -> Float[Array, "seqs vocab"]:
-        """Return the edited logits, on the device.
+        """Return the edited logits, on the device; one with `pairs` takes tables too, see `with_table` and `as_wide`.
 
         Args:
             last_tokens: what the step before drew, see `newest`.

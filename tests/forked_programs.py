@@ -157,7 +157,8 @@ def _serve(modules: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Be the process that an interpreter would have started: its streams, variables, folder, path and program."""
+    """Turn this process into the one that an interpreter would have started, by its streams, variables, folder and
+    path, and run its program."""
     streams = [os.open(os.devnull, os.O_RDONLY), *(os.open(path, WRITES, 0o600) for path in request["outputs"])]
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

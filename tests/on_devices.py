@@ -12,7 +12,7 @@ from typing import Any
 from forked_programs import run_forked
 
 IMPORTED = ("torch", "transformers.generation", "jax.experimental.pallas", "flax.nnx", "jpaged.llm")
-"""What most of the programs import."""
+"""Names the modules that most of the programs import."""
 
 
 def printed_on_devices(count: int, program: Path, *arguments: object) -> Any:

@@ -13,7 +13,7 @@ from scripts.benchmarks.against_vllm import LOADS
 from scripts.cases import Row
 
 PIECE = re.compile(r"\s?\w{1,6}|\s?[^\w\s]|\s+")
-"""What stands for a token of a text: up to six letters with the blank before them, a sign, or blanks."""
+"""Matches what stands for a token of a text: up to six letters with the blank before them, a sign, or blanks."""
 
 BLOCK_SIZES = [16, 128]
 

@@ -342,7 +342,7 @@ class _Reader:
 
 
 _QUOTIENTS = {"kDiv": (False,), "kRem": (True,), "kDivAndRem": (False, True)}
-"""Which results of a division its pops get, in their order: quotients, or (True) remainders."""
+"""Says by a division's kind what its pops get, in their order: the quotient, or (True) the remainder."""
 _FLAGS = ("vsyncadd", "vsyncpa", "vsyncmov", "vpop.sfrf")
 """Instructions of the vector unit's name that work on semaphores."""
 

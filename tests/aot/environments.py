@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 PATH = os.pathsep.join(str(path) for path in (ROOT, HERE, HERE.parent / "execution", HERE.parent / "pallas_kernels"))
 IMPORTED = ("jax.experimental.pallas", "jax.experimental.pallas.tpu", "flax.nnx", "transformers")
-"""What most of the programs import. Triton is none of it: a variable says before its import whether it interprets."""
+"""Names the modules that most of the programs import. Triton is none of them: a variable says before its import whether
+it interprets."""
 
 
 @cache
